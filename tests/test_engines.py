@@ -21,7 +21,7 @@ from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.match.match import match_pair
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import Model
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import EngineSpec, ModelSpec
 from unirl.engine_host.process import SERVING
 from unirl.engine_host.source_files import source_files
@@ -96,7 +96,7 @@ def test_the_source_that_goes_along_imports_nothing_that_stays_behind(name: str)
 
 def model_for(engine: EngineSpec, folder: Path, **settings: Any) -> Model:
     """A miniature of the kind that an engine generates with."""
-    if engine.support(Cap.TEXT_ROLLOUT) is Support.NATIVE:
+    if Cap.TEXT_ROLLOUT in engine.capabilities:
         tiny_qwen3.write(folder, seed=0)
         return build_qwen3(Qwen3Config(path=str(folder)), device="cpu")
     tiny_sd3.write(folder, seed=0, **settings)

@@ -54,9 +54,9 @@ def build_elsewhere(config: Any, *, model: Model, device: Any) -> Elsewhere:
 
 def elsewhere(plan: Plan) -> Plan:
     """The plan with every stage on such an engine."""
-    from unirl.core.specs.capability import Cap, Support
+    from unirl.core.specs.capability import Cap
 
-    capabilities = {**TRAINSIDE.capabilities, Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE}
+    capabilities = (TRAINSIDE.capabilities - {Cap.WEIGHTS_SHARED}) | {Cap.WEIGHTS_FULL}
     spec = dataclasses.replace(
         TRAINSIDE, name="elsewhere", build=f"{__name__}:build_elsewhere", capabilities=capabilities, reads_weights=False
     )

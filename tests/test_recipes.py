@@ -11,7 +11,7 @@ from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose, compose_config, plan_of
 from unirl.core.recipe.files import find_recipe, list_recipes, recipe_roots
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.plan import Plan, Stage, leaves
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,7 +97,7 @@ def test_a_recipe_takes_every_engine_that_generates_its_tracks(
             verdict = match(changed, catalog=catalog)
             fits = stage.kind in GENERATES[engine]
             if stage.learner.model.spec.needs_media:
-                fits = fits and changed.stages[number].engine.spec.support(Cap.MEDIA_REFS) is Support.NATIVE
+                fits = fits and Cap.MEDIA_REFS in changed.stages[number].engine.spec.capabilities
             if changed.stages[number].engine.spec.needs_bridge:
                 fits = fits and engine in stage.learner.model.spec.bridges
             assert verdict.accepted == fits, (name, [str(reason) for reason in verdict.reasons])

@@ -19,8 +19,8 @@ from PIL import Image
 from small_runs import catalog
 from unirl.core.data.run_data import read_data
 from unirl.core.match.match import match
-from unirl.core.roles import media_text_model
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.roles import text_model
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.batch import same
 from unirl.core.types.data import MediaRef
@@ -92,15 +92,16 @@ def test_stages_that_cannot_take_what_their_parent_generates(recipe: Path, overr
 def test_an_engine_that_takes_no_images_cannot_answer_about_those_of_a_parent(recipe: Path) -> None:
     plan = composed(recipe)
     (answer,) = (stage for stage in plan.stages if stage.name == "answer")
-    blind = dataclasses.replace(
-        answer.engine.spec, capabilities={**answer.engine.spec.capabilities, Cap.MEDIA_REFS: Support.NO}
-    )
+    blind = dataclasses.replace(answer.engine.spec, capabilities=answer.engine.spec.capabilities - {Cap.MEDIA_REFS})
     stages = tuple(
         dataclasses.replace(stage, engine=dataclasses.replace(stage.engine, spec=blind)) if stage is answer else stage
         for stage in plan.stages
     )
     reasons = [str(reason) for reason in match(dataclasses.replace(plan, stages=stages)).reasons]
-    assert "engine.answer: stages.answer.parent=image needs 'media-refs'; engine 'trainside' states 'no'." in reasons
+    assert (
+        "engine.answer: stages.answer.parent=image needs 'media-refs'; engine 'trainside' does not provide it."
+        in reasons
+    )
 
 
 def made(plan: Plan) -> tuple[Parts, Mapping[str, Track]]:
@@ -131,7 +132,7 @@ def test_the_reader_gets_what_files_of_the_images_would_give_it(recipe: Path, tm
             (MediaRef(modality="image", role="condition", uri=str(files[name])),) for name in answer.parent_ids
         ),
     )
-    model, sampling = media_text_model(parts.models["reader"]), TextSamplingConfig(max_new_tokens=4)
+    model, sampling = text_model(parts.models["reader"]), TextSamplingConfig(max_new_tokens=4)
     tokens = model.prompt_tokens(expected, sampling=sampling)
     assert all(torch.equal(*pair) for pair in zip(answer.text.prompt_tokens, tokens, strict=True))
     given = answer.conditions["positive"]

@@ -17,7 +17,7 @@ from small_runs import catalog
 from unirl.backends.fsdp2.backend import Fsdp2Backend
 from unirl.core.errors import PlanRejected, RecipeError
 from unirl.core.match.match import match
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.types.track import Track
 from unirl.loop.build import built_parts
 from unirl.models.sd3.tiny import write
@@ -441,12 +441,12 @@ def test_a_model_without_guidance_has_no_guided_teacher(tmp_path: Path) -> None:
     file.write_text(DISTILLED, encoding="utf-8")
     plan = composed(file, *GUIDED, "sampling.guidance_scale=2")
     (stage,) = plan.stages
-    capabilities = {**stage.model.spec.capabilities, Cap.GUIDANCE: Support.NO}
+    capabilities = stage.model.spec.capabilities - {Cap.GUIDANCE}
     spec = dataclasses.replace(stage.model.spec, capabilities=capabilities)
     learner = dataclasses.replace(stage.learner, model=dataclasses.replace(stage.learner.model, spec=spec))
     plan = dataclasses.replace(plan, stages=(dataclasses.replace(stage, learner=learner),))
     reasons = [str(reason) for reason in match(plan, catalog=catalog()).reasons]
-    says = "model.student: stages.image.reference_guidance 3.5 needs 'guidance'; model 'sd3' states 'no'."
+    says = "model.student: stages.image.reference_guidance 3.5 needs 'guidance'; model 'sd3' does not provide it."
     assert says in reasons, reasons
 
 

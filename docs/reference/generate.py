@@ -24,7 +24,7 @@ from unirl.core.plugins.hookspec import HookSpecs
 from unirl.core.plugins.registry import known_parts
 from unirl.core.specs import config as schema
 from unirl.core.specs import spec as specs
-from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.capability import CAPABILITIES_OF, Cap, Needs
 from unirl.core.specs.spec import KINDS, AlgorithmSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 from unirl.core.types import sampling
 
@@ -98,16 +98,18 @@ def capabilities_page(catalog: Catalog) -> str:
     text = documented(Cap)
     lines = [
         "# Capabilities\n",
-        "What parts state of themselves. An algorithm's needs are matched with these before anything starts.\n",
+        "What parts provide. An algorithm's needs are matched with these before anything starts.\n",
     ]
     lines += ["| capability | what it promises |", "| --- | --- |"]
     lines += [f"| `{cap.value}` | {text[cap.name]} |" for cap in Cap]
     for kind in ("model", "engine", "backend"):
         names = catalog.names(kind)
         specs = [catalog.get(kind, name).spec for name in names]
-        stated = [cap for cap in Cap if any(spec.support(cap) is not Support.UNKNOWN for spec in specs)]
         lines += [f"\n## Every {kind}\n", f"| capability | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
-        lines += [f"| `{cap.value}` | {' | '.join(spec.support(cap).value for spec in specs)} |" for cap in stated]
+        for cap in CAPABILITIES_OF[kind]:
+            lines.append(
+                f"| `{cap.value}` | {' | '.join('yes' if cap in spec.capabilities else '' for spec in specs)} |"
+            )
     needs = [field.name for field in dataclasses.fields(Needs)]
     algorithms = [catalog.get("algorithm", name).spec for name in catalog.names("algorithm")]
     lines += ["\n## What algorithms need\n", f"| algorithm | {' | '.join(needs)} |", f"| --- |{' --- |' * len(needs)}"]
@@ -165,7 +167,7 @@ def spec_rows(cls: type[Any]) -> Iterator[tuple[str, str]]:
         default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
         if default is dataclasses.MISSING:
             shown = "required"
-        elif default in ((), {}):
+        elif default in ((), {}, frozenset()):
             shown = "empty"
         else:
             is_plain = not isinstance(default, tuple) or not any(dataclasses.is_dataclass(one) for one in default)
@@ -177,8 +179,8 @@ def claims_page() -> str:
     lines = [
         "# Claims\n",
         "What `unirl conformance` proves of parts, each on every part or combination that is installed.",
-        "The [command line](cli.md) says how to run them. A claim that names capabilities is tried where a part states",
-        "them as native. Tiers: `static` builds nothing, `tiny` runs miniatures on the CPU, `gpu` the same on a GPU as",
+        "The [command line](cli.md) says how to run them. A claim that names capabilities is tried on parts that",
+        "provide them. Tiers: `static` builds nothing, `tiny` runs miniatures on the CPU, `gpu` the same on a GPU as",
         "well, `full` takes minutes.\n",
     ]
     known = all_claims()

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from unirl.core.roles import Model, WeightReceipt, WeightUpdate
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.plan import Choice
 from unirl.core.types.weights import checksum
 from unirl.engines.trainside.config import TrainsideConfig
@@ -46,7 +46,7 @@ SPEC = dataclasses.replace(
     TRAINSIDE,
     name="own-weights",
     build=f"{__name__}:own_weights",
-    capabilities={**TRAINSIDE.capabilities, Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE},
+    capabilities=(TRAINSIDE.capabilities - {Cap.WEIGHTS_SHARED}) | {Cap.WEIGHTS_FULL},
 )
 
 

@@ -74,6 +74,8 @@ class ToyModel:
 class Clipped:
     """A clipped surrogate with replayed old log-probs, and the squared distance to another policy's means if asked."""
 
+    trains_critic = False
+
     def __init__(self, *, to: str | None = None) -> None:
         self.to = to
 
@@ -155,6 +157,8 @@ def make_track(model, *, num_rows: int = 8, seed: int = 1, shape=(2, 2, 2), text
 
 class Judged:
     """REINFORCE with a critic: advantages are rewards less values, over their root mean square over all ranks."""
+
+    trains_critic = True
 
     def advantages(self, track):
         return track, {}

@@ -8,43 +8,39 @@ from typing import Any
 
 from plans import changed, one_stage
 from unirl.core.match.match import match
-from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import BackendConfig, DataConfig, PartConfig, RewardConfig
 from unirl.core.specs.plan import Choice, Plan
 from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec
 from unirl.core.types.sampling import LatentSamplingConfig
 
-NATIVE, NO = Support.NATIVE, Support.NO
 PARTS = {"summary": "toy", "build": "toy:build", "config": "toy:Config"}
 
 MODEL = ModelSpec(
     name="toy",
     tracks={"image": "latent"},
     trainable="net",
-    capabilities={Cap.LATENT_STAGE: NATIVE, Cap.LORA: NATIVE, Cap.GUIDANCE: NATIVE},
+    capabilities={Cap.LATENT_STAGE, Cap.LORA, Cap.GUIDANCE},
     **PARTS,
 )
 ENGINE = EngineSpec(
     name="inside",
     kernels=("flow-sde", "cps", "euler"),
     capabilities={
-        cap: NATIVE
-        for cap in (
-            Cap.LATENT_ROLLOUT,
-            Cap.SIGMAS,
-            Cap.INITIAL_NOISE,
-            Cap.STEP_NOISE,
-            Cap.SDE_STEPS,
-            Cap.TRAJECTORY_WINDOW,
-            Cap.GUIDANCE,
-            Cap.WEIGHTS_SHARED,
-        )
+        Cap.LATENT_ROLLOUT,
+        Cap.SIGMAS,
+        Cap.INITIAL_NOISE,
+        Cap.STEP_NOISE,
+        Cap.SDE_STEPS,
+        Cap.TRAJECTORY_WINDOW,
+        Cap.GUIDANCE,
+        Cap.WEIGHTS_SHARED,
     },
     **PARTS,
 )
 BACKEND = BackendSpec(
     name="plain",
-    capabilities={Cap.TRAIN_LORA: NATIVE, Cap.TRAIN_FULL: NATIVE, Cap.REFERENCE_ADAPTER_OFF: NATIVE},
+    capabilities={Cap.TRAIN_LORA, Cap.TRAIN_FULL, Cap.REFERENCE_ADAPTER_OFF},
     **PARTS,
 )
 ALGORITHM = AlgorithmSpec(
@@ -53,7 +49,7 @@ ALGORITHM = AlgorithmSpec(
     when={"kl_coef": Needs(reference="policy")},
     **PARTS,
 )
-REWARD = RewardSpec(name="score", scale="0 to 1", media="image", capabilities={Cap.REWARD_SAMPLE: NATIVE}, **PARTS)
+REWARD = RewardSpec(name="score", scale="0 to 1", media="image", capabilities={Cap.REWARD_SAMPLE}, **PARTS)
 
 
 @dataclass
@@ -89,5 +85,9 @@ def refusals(plan: Plan) -> list[str]:
     return [str(reason) for reason in match(plan).reasons]
 
 
-def without(spec: Any, cap: Cap, support: Support = NO) -> Any:
-    return dataclasses.replace(spec, capabilities={**spec.capabilities, cap: support})
+def without(spec: Any, *caps: Cap) -> Any:
+    return dataclasses.replace(spec, capabilities=spec.capabilities - {*caps})
+
+
+def having(spec: Any, *caps: Cap) -> Any:
+    return dataclasses.replace(spec, capabilities=spec.capabilities | {*caps})

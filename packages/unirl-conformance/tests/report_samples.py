@@ -161,7 +161,7 @@ def _engine_outcomes(one: SubjectInfo) -> list[Outcome]:
             outcome(names[1], one, "fail", reason, numbers=(gap,), detail=TRACEBACK),
             outcome(names[2], one, "fail", HOSTILE, numbers=(Number(name="nan", value=math.nan, bound=1.0),)),
         ]
-    unstated = "the claim is about 'sde-steps'; engine 'trainside' does not state it"
+    unstated = "the claim is about 'sde-steps'; engine 'trainside' does not provide it"
     return [
         outcome(names[0], one),
         outcome(names[1], one, "n/a", unstated) if one.id == "trainside+wan21" else outcome(names[1], one),
@@ -175,7 +175,7 @@ def _cell_outcomes(place: int, one: SubjectInfo) -> list[Outcome]:
         absent = "engine 'vllm-omni' needs the Python package 'vllm', which is not installed here"
         return [outcome(name, one, "not run", absent) for name in (ratio, weights)]
     if one.parts["algorithm"] == "refl" or one.parts["model"] == "bagel":
-        refused = f"algorithm: algorithm 'refl' needs 'through-sampler'; backend {one.parts['backend']!r} states 'no'."
+        refused = f"algorithm: algorithm 'refl' needs 'through-sampler'; backend {one.parts['backend']!r} does not provide it."
         return [outcome(name, one, "n/a", refused) for name in (ratio, weights)]
     gap = Number(name="log-prob gap", value=(place % 7) * 1.3e-8, bound=5e-5)
     if one.id == "sd3+sglang+flow-grpo+fsdp2":

@@ -151,8 +151,8 @@ def test_what_is_not_promised_carries_the_sentence_that_says_so() -> None:
     result = {subject.split("+")[0]: outcome for subject, outcome in outcomes("refused", claim.name, "engine").items()}
     assert {outcome.state for outcome in result.values()} == {"n/a"}
     assert result["unfit"].reason.startswith("engine: ")
-    assert "needs 'latent-rollout'; engine 'unfit' states 'no'" in result["unfit"].reason
-    assert result["silent"].reason == "the claim is about 'sigmas'; engine 'silent' does not state it"
+    assert "needs 'latent-rollout'; engine 'unfit' does not provide it" in result["unfit"].reason
+    assert result["silent"].reason == "the claim is about 'sigmas'; engine 'silent' does not provide it"
 
 
 def test_a_claim_whose_worker_dies_has_failed_and_the_others_are_still_tried() -> None:

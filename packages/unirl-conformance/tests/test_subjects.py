@@ -15,20 +15,19 @@ from unirl.conformance.subjects import Selection, Subject, subjects
 from unirl.core.errors import PluginBroken, PluginNotFound, PluginNotInstalled
 from unirl.core.plugins.catalog import Catalog, Found
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec, TrackerSpec
 
-NATIVE = Support.NATIVE
 WORDS = {"summary": "A part.", "build": "nowhere:build", "config": "nowhere:Config"}
 
 
 def model(name: str, kind: str = "latent") -> ModelSpec:
     stage = Cap.LATENT_STAGE if kind == "latent" else Cap.TEXT_STAGE
-    return ModelSpec(name=name, tracks={"t": kind}, trainable="net", capabilities={stage: NATIVE}, **WORDS)
+    return ModelSpec(name=name, tracks={"t": kind}, trainable="net", capabilities={stage}, **WORDS)
 
 
 def engine(name: str, *caps: Cap) -> EngineSpec:
-    return EngineSpec(name=name, capabilities=dict.fromkeys(caps, NATIVE), **WORDS)
+    return EngineSpec(name=name, capabilities=set(caps), **WORDS)
 
 
 MODELS = [model("paint"), model("film"), model("talk", "text")]
@@ -37,7 +36,7 @@ ENGINES = [
     engine("far", Cap.LATENT_ROLLOUT, Cap.TEXT_ROLLOUT, Cap.WEIGHTS_FULL),
 ]
 ALGORITHMS = [AlgorithmSpec(name="free", needs=Needs(), **WORDS)]
-BACKENDS = [BackendSpec(name="plain", capabilities={Cap.TRAIN_FULL: NATIVE}, **WORDS)]
+BACKENDS = [BackendSpec(name="plain", capabilities={Cap.TRAIN_FULL}, **WORDS)]
 
 
 @pytest.fixture
@@ -79,7 +78,7 @@ def test_parts_that_do_not_fit_are_there_with_the_reason(catalog: Catalog) -> No
     refused = {subject.id: subject.refused for subject in subjects(catalog) if subject.refused}
     assert set(refused) == {"near+talk", "talk+near+free+plain"}
     assert refused["near+talk"] == (
-        "engine: the text track of model 'talk' needs 'text-rollout'; engine 'near' does not state it."
+        "engine: the text track of model 'talk' needs 'text-rollout'; engine 'near' does not provide it."
     )
 
 
@@ -130,9 +129,7 @@ def test_parts_that_do_not_go_together_are_there_when_all_are_named(catalog: Cat
 
 
 def test_below_tier_full_an_engine_that_has_to_be_started_is_tried_where_it_is_named() -> None:
-    apart = EngineSpec(
-        name="apart", environment="acme:ENVIRONMENT", capabilities=dict.fromkeys((Cap.LATENT_ROLLOUT,), NATIVE), **WORDS
-    )
+    apart = EngineSpec(name="apart", environment="acme:ENVIRONMENT", capabilities={Cap.LATENT_ROLLOUT}, **WORDS)
     catalog = Catalog.of(
         {
             "acme-models": SimpleNamespace(unirl_models=hookimpl(lambda: [model("paint")])),
@@ -161,14 +158,14 @@ def test_below_tier_full_an_engine_that_has_to_be_started_meets_each_kind_of_alg
     apart = EngineSpec(
         name="apart",
         environment="acme:ENVIRONMENT",
-        capabilities=dict.fromkeys((Cap.LATENT_ROLLOUT, Cap.WEIGHTS_FULL), NATIVE),
+        capabilities={Cap.LATENT_ROLLOUT, Cap.WEIGHTS_FULL},
         **WORDS,
     )
     # One and two differ in what they do with samples, three in what samples they need.
     algorithms = [algorithm("one"), algorithm("two", reference="policy"), algorithm("three", sampler="lagged")]
     backend = BackendSpec(
         name="plain",
-        capabilities=dict.fromkeys((Cap.TRAIN_FULL, Cap.REFERENCE_COPY, Cap.LAGGED_POLICY), NATIVE),
+        capabilities={Cap.TRAIN_FULL, Cap.REFERENCE_COPY, Cap.LAGGED_POLICY},
         **WORDS,
     )
 
@@ -202,7 +199,7 @@ def test_below_tier_full_an_engine_that_has_to_be_started_meets_each_kind_of_alg
 
 def test_a_further_backend_meets_each_model_engine_and_algorithm_once() -> None:
     def backend(name: str) -> BackendSpec:
-        return BackendSpec(name=name, capabilities={Cap.TRAIN_FULL: NATIVE}, **WORDS)
+        return BackendSpec(name=name, capabilities={Cap.TRAIN_FULL}, **WORDS)
 
     algorithms = [AlgorithmSpec(name=name, needs=Needs(track="latent"), **WORDS) for name in ("one", "two")]
     models, engines = [model("film"), model("paint")], [ENGINES[0], engine("other", Cap.LATENT_ROLLOUT)]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import BackendConfig, PartConfig, RewardConfig
 from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, TrackerSpec
 
@@ -83,28 +83,25 @@ def _part(cls: type[Any]) -> dict[str, str]:
 
 
 ENGINE_CAPS = {
-    cap: Support.NATIVE
-    for cap in (
-        Cap.LATENT_ROLLOUT,
-        Cap.SIGMAS,
-        Cap.INITIAL_NOISE,
-        Cap.STEP_NOISE,
-        Cap.SDE_STEPS,
-        Cap.TRAJECTORY_WINDOW,
-        Cap.WEIGHTS_SHARED,
-    )
+    Cap.LATENT_ROLLOUT,
+    Cap.SIGMAS,
+    Cap.INITIAL_NOISE,
+    Cap.STEP_NOISE,
+    Cap.SDE_STEPS,
+    Cap.TRAJECTORY_WINDOW,
+    Cap.WEIGHTS_SHARED,
 }
 MODEL = ModelSpec(
     name="toy",
     tracks={"image": "latent"},
     trainable="net",
-    capabilities={Cap.LATENT_STAGE: Support.NATIVE},
+    capabilities={Cap.LATENT_STAGE},
     **_part(ToyModelConfig),
 )
 PAIR = ModelSpec(name="pair", tracks={"draft": "latent", "final": "latent"}, trainable="net", **_part(ToyModelConfig))
 NEAR = EngineSpec(name="near", kernels=("flow-sde", "euler"), capabilities=ENGINE_CAPS, **_part(NearEngineConfig))
 FAR = EngineSpec(name="far", kernels=("flow-sde", "euler"), capabilities=ENGINE_CAPS, **_part(FarEngineConfig))
-BACKEND = BackendSpec(name="plain", capabilities={Cap.TRAIN_FULL: Support.NATIVE}, **_part(ToyBackendConfig))
+BACKEND = BackendSpec(name="plain", capabilities={Cap.TRAIN_FULL}, **_part(ToyBackendConfig))
 ALGORITHM = AlgorithmSpec(
     name="grpo-like",
     needs=Needs(track="latent", trajectory="window", log_probs="gaussian", stochastic=True),

@@ -8,7 +8,7 @@ import pytest
 from unirl.core.errors import PluginBroken
 from unirl.core.match.match import match_pair
 from unirl.core.plugins.bridges import bridge_name, import_bridge, lacks_bridge
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import EngineSpec, ModelSpec
 
 PARTS = {"summary": "toy", "build": "toy:build", "config": "toy:Config"}
@@ -16,12 +16,10 @@ MODEL = ModelSpec(
     name="toy",
     tracks={"image": "latent"},
     trainable="net",
-    capabilities={Cap.LATENT_STAGE: Support.NATIVE},
+    capabilities={Cap.LATENT_STAGE},
     **PARTS,
 )
-ENGINE = EngineSpec(
-    name="far", needs_bridge=True, capabilities={Cap.LATENT_ROLLOUT: Support.NATIVE}, kernels=("euler",), **PARTS
-)
+ENGINE = EngineSpec(name="far", needs_bridge=True, capabilities={Cap.LATENT_ROLLOUT}, kernels=("euler",), **PARTS)
 BRIDGED = dataclasses.replace(MODEL, bridges={"far": "toy.bridges.far:BRIDGE"})
 
 
@@ -46,6 +44,6 @@ def test_a_bridge_is_imported_by_its_name_or_its_plugin_is_named() -> None:
 
 
 def test_where_the_tracks_do_not_fit_a_bridge_would_not_help_and_is_not_asked_for() -> None:
-    text = dataclasses.replace(MODEL, tracks={"text": "text"}, capabilities={Cap.TEXT_STAGE: Support.NATIVE})
+    text = dataclasses.replace(MODEL, tracks={"text": "text"}, capabilities={Cap.TEXT_STAGE})
     (reason,) = match_pair(model=text, engine=ENGINE).reasons
     assert "text-rollout" in reason.text

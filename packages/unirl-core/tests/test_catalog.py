@@ -123,6 +123,10 @@ BROKEN = {
         "@hookimpl\ndef unirl_rewards():\n    return [reward(media='image', parts='red')]",
         "reward 'x': parts: got str 'red', expected a tuple",
     ),
+    "mapping-for-set": (
+        "@hookimpl\ndef unirl_rewards():\n    return [reward(media='image', capabilities={'reward-group': False})]",
+        "reward 'x': capabilities: got dict {'reward-group': False}, expected a set",
+    ),
     "number-for-string": (
         "@hookimpl\ndef unirl_rewards():\n    return [reward(media='image', scale=1)]",
         "reward 'x': scale: got int 1, expected a string",

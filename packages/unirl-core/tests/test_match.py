@@ -11,18 +11,17 @@ from toy_specs import (
     BACKEND,
     ENGINE,
     MODEL,
-    NATIVE,
-    NO,
     REWARD,
     Algorithm,
     Backend,
+    having,
     make_plan,
     refusals,
     without,
 )
 from unirl.core.limits import Reason
 from unirl.core.match.match import match_parts
-from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import PartConfig, RunConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.engine_host.config import ExternalConfig
@@ -38,15 +37,7 @@ def test_parts_that_fit_are_accepted() -> None:
 def test_every_refusal_is_one_sentence_with_its_key() -> None:
     plan = make_plan(engine=without(ENGINE, Cap.SIGMAS))
     assert refusals(plan) == [
-        "engine: algorithm 'grpo-like', which trains on trajectories, needs 'sigmas'; engine 'inside' states 'no'."
-    ]
-
-
-def test_what_a_spec_does_not_state_is_refused_and_named_so() -> None:
-    capabilities = {cap: support for cap, support in ENGINE.capabilities.items() if cap is not Cap.STEP_NOISE}
-    result = refusals(make_plan(engine=dataclasses.replace(ENGINE, capabilities=capabilities)))
-    assert result == [
-        "engine: algorithm 'grpo-like', which trains on trajectories, needs 'step-noise'; engine 'inside' does not state it."
+        "engine: algorithm 'grpo-like', which trains on trajectories, needs 'sigmas'; engine 'inside' does not provide it."
     ]
 
 
@@ -56,7 +47,7 @@ def test_an_engine_must_have_what_trajectories_need(cap: Cap) -> None:
 
 
 def test_a_full_trajectory_is_a_window_too() -> None:
-    engine = without(without(ENGINE, Cap.TRAJECTORY_WINDOW), Cap.TRAJECTORY_FULL, NATIVE)
+    engine = having(without(ENGINE, Cap.TRAJECTORY_WINDOW), Cap.TRAJECTORY_FULL)
     assert refusals(make_plan(engine=engine)) == []
     assert len(refusals(make_plan(engine=without(ENGINE, Cap.TRAJECTORY_WINDOW)))) == 1
 
@@ -65,7 +56,7 @@ def test_an_engine_that_can_never_get_the_weights_is_refused() -> None:
     result = refusals(make_plan(engine=without(ENGINE, Cap.WEIGHTS_SHARED)))
     assert len(result) == 1
     assert "always come from the initial policy" in result[0]
-    takes_lora = without(without(ENGINE, Cap.WEIGHTS_SHARED), Cap.WEIGHTS_LORA, NATIVE)
+    takes_lora = having(without(ENGINE, Cap.WEIGHTS_SHARED), Cap.WEIGHTS_LORA)
     assert refusals(make_plan(engine=takes_lora)) == []
     assert refusals(make_plan(engine=takes_lora, backend_config=Backend(trains="full"))) != []
 
@@ -76,7 +67,7 @@ def test_a_setting_can_raise_a_need() -> None:
     result = refusals(make_plan(**with_kl, backend_config=Backend(trains="full")))
     assert result == [
         "backend: algorithm 'grpo-like' with a KL penalty to the reference policy needs 'reference-copy'; "
-        "backend 'plain' does not state it."
+        "backend 'plain' does not provide it."
     ]
 
 
@@ -87,33 +78,30 @@ def test_a_text_algorithm_is_refused_on_a_latent_model() -> None:
 
 def test_an_algorithm_with_a_critic_needs_a_backend_that_keeps_one_for_either_kind_of_track() -> None:
     judged = dataclasses.replace(ALGORITHM, name="ppo-like", needs=Needs(track="text", critic=True), when={})
-    model = dataclasses.replace(MODEL, tracks={"text": "text"}, capabilities={Cap.TEXT_STAGE: NATIVE, Cap.LORA: NATIVE})
-    engine = without(without(ENGINE, Cap.TEXT_ROLLOUT, NATIVE), Cap.LOG_PROBS_TOKEN, NATIVE)
-    keeps = without(BACKEND, Cap.CRITIC, NATIVE)
+    model = dataclasses.replace(MODEL, tracks={"text": "text"}, capabilities={Cap.TEXT_STAGE, Cap.LORA})
+    engine = having(ENGINE, Cap.TEXT_ROLLOUT, Cap.LOG_PROBS_TOKEN)
+    keeps = having(BACKEND, Cap.CRITIC)
 
     def reasons(**parts: Any) -> list[str]:
         chosen = {"model": model, "engine": engine, "algorithm": judged, "backend": keeps, "rewards": {}, **parts}
         return [str(reason) for reason in match_parts(**chosen).reasons]
 
     assert reasons() == []
-    for support, says in ((NO, "states 'no'"), (Support.UNKNOWN, "does not state it")):
-        assert reasons(backend=without(BACKEND, Cap.CRITIC, support)) == [
-            f"backend: algorithm 'ppo-like' needs 'critic'; backend 'plain' {says}."
-        ]
+    assert reasons(backend=BACKEND) == [
+        "backend: algorithm 'ppo-like' needs 'critic'; backend 'plain' does not provide it."
+    ]
     on_latents = dataclasses.replace(
         ALGORITHM, name="ppo-like", needs=dataclasses.replace(ALGORITHM.needs, critic=True)
     )
     assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents) == []
-    assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents, backend=without(BACKEND, Cap.CRITIC, NO)) == [
-        "backend: algorithm 'ppo-like' needs 'critic'; backend 'plain' states 'no'."
+    assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents, backend=without(BACKEND, Cap.CRITIC)) == [
+        "backend: algorithm 'ppo-like' needs 'critic'; backend 'plain' does not provide it."
     ]
 
 
 def test_parts_fit_when_one_way_of_training_does() -> None:
     kl = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, reference="policy"))
-    lora_only = dataclasses.replace(
-        BACKEND, capabilities={Cap.TRAIN_LORA: NATIVE, Cap.REFERENCE_ADAPTER_OFF: NATIVE, Cap.TRAIN_FULL: Support.NO}
-    )
+    lora_only = dataclasses.replace(BACKEND, capabilities={Cap.TRAIN_LORA, Cap.REFERENCE_ADAPTER_OFF})
 
     def found(**parts: Any) -> list[str]:
         return [
@@ -123,7 +111,7 @@ def test_parts_fit_when_one_way_of_training_does() -> None:
 
     assert found(backend=lora_only) == []
     assert found(model=without(MODEL, Cap.LORA), backend=lora_only) == [
-        "model: training LoRA adapters needs 'lora'; model 'toy' states 'no'."
+        "model: training LoRA adapters needs 'lora'; model 'toy' does not provide it."
     ]
 
 

@@ -12,9 +12,8 @@ from toy_specs import (
     ALGORITHM,
     BACKEND,
     ENGINE,
-    NATIVE,
-    NO,
     PARTS,
+    having,
     make_plan,
     refusals,
     without,
@@ -27,7 +26,7 @@ from unirl.core.specs.spec import EngineSpec, LauncherSpec
 
 OWN_WEIGHTS = dataclasses.replace(
     ENGINE,
-    capabilities={**ENGINE.capabilities, Cap.WEIGHTS_SHARED: NO, Cap.WEIGHTS_FULL: NATIVE, Cap.WEIGHTS_LORA: NATIVE},
+    capabilities=(ENGINE.capabilities - {Cap.WEIGHTS_SHARED}) | {Cap.WEIGHTS_FULL, Cap.WEIGHTS_LORA},
 )
 
 
@@ -40,9 +39,7 @@ def ahead_plan(*, staleness: Any = "any", old_log_probs: str = "replay", **chang
     algorithm = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, staleness=staleness))
     changes = {"engine": OWN_WEIGHTS, "algorithm": algorithm, **changes}
     engine = changes["engine"]
-    changes["engine"] = dataclasses.replace(
-        engine, capabilities={**engine.capabilities, Cap.LOG_PROBS_GAUSSIAN: NATIVE}
-    )
+    changes["engine"] = dataclasses.replace(engine, capabilities=engine.capabilities | {Cap.LOG_PROBS_GAUSSIAN})
     return make_plan(run=RunConfig(max_staleness=1), train=TrainConfig(old_log_probs=old_log_probs), **changes)
 
 
@@ -116,12 +113,12 @@ def test_a_streamed_rollout_has_two_pieces_at_least(groups: int, is_refused: boo
 @pytest.mark.parametrize(("sampler", "cap"), [("lagged", Cap.LAGGED_POLICY), ("ema", Cap.EMA)])
 def test_a_policy_to_sample_from_must_be_kept_by_the_backend(sampler: Any, cap: Cap) -> None:
     algorithm = dataclasses.replace(ALGORITHM, needs=Needs(track="latent", sampler=sampler))
-    kept = without(BACKEND, cap, NATIVE)
+    kept = having(BACKEND, cap)
     assert refusals(make_plan(algorithm=algorithm, backend=kept)) == []
-    (result,) = refusals(make_plan(algorithm=algorithm, backend=without(BACKEND, cap, NO)))
+    (result,) = refusals(make_plan(algorithm=algorithm, backend=without(BACKEND, cap)))
     assert result == (
         f"backend: algorithm 'grpo-like', which trains on samples from the {sampler} policy, needs {cap.value!r}; backend "
-        f"{BACKEND.name!r} states 'no'."
+        f"{BACKEND.name!r} does not provide it."
     )
     scored = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, sampler=sampler))
     (result,) = refusals(make_plan(algorithm=scored, backend=kept))
@@ -132,8 +129,8 @@ def test_a_lagged_policy_does_not_sample_ahead_with_weights_that_training_shares
     needs = Needs(track="latent", sampler="lagged", staleness="any")
     plan = make_plan(
         algorithm=dataclasses.replace(ALGORITHM, needs=needs),
-        backend=without(BACKEND, Cap.LAGGED_POLICY, NATIVE),
-        engine=without(ENGINE, Cap.WEIGHTS_SHARED, NATIVE),
+        backend=having(BACKEND, Cap.LAGGED_POLICY),
+        engine=having(ENGINE, Cap.WEIGHTS_SHARED),
         run=RunConfig(max_staleness=1),
     )
     (result,) = refusals(plan)

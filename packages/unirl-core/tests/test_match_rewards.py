@@ -10,11 +10,10 @@ from toy_specs import (
     BACKEND,
     ENGINE,
     MODEL,
-    NATIVE,
     REWARD,
+    having,
     make_plan,
     refusals,
-    without,
 )
 from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import EvalConfig, RewardConfig
@@ -23,9 +22,9 @@ from unirl.core.types.sampling import TextSamplingConfig
 
 
 def test_rewards_that_are_backpropagated_must_be_differentiable_unless_they_are_only_shown() -> None:
-    slope = {**REWARD.capabilities, Cap.REWARD_DIFFERENTIABLE: NATIVE}
+    slope = REWARD.capabilities | {Cap.REWARD_DIFFERENTIABLE}
     follows = dataclasses.replace(ALGORITHM, needs=Needs(track="latent", reward="differentiable"))
-    able = dataclasses.replace(BACKEND, capabilities={**BACKEND.capabilities, Cap.THROUGH_SAMPLER: NATIVE})
+    able = dataclasses.replace(BACKEND, capabilities=BACKEND.capabilities | {Cap.THROUGH_SAMPLER})
     plan = make_plan(
         algorithm=follows, backend=able, **{"reward.score": dataclasses.replace(REWARD, capabilities=slope)}
     )
@@ -66,9 +65,9 @@ def test_without_a_need_for_rewards_there_need_be_none() -> None:
 
 
 def test_of_several_tracks_a_reward_scores_those_of_its_medium_and_the_others_have_no_signal() -> None:
-    both = {**MODEL.capabilities, Cap.TEXT_STAGE: NATIVE}
+    both = MODEL.capabilities | {Cap.TEXT_STAGE}
     model = dataclasses.replace(MODEL, tracks={"caption": "text", **MODEL.tracks}, capabilities=both)
-    engine = dataclasses.replace(ENGINE, capabilities={**ENGINE.capabilities, Cap.TEXT_ROLLOUT: NATIVE})
+    engine = dataclasses.replace(ENGINE, capabilities=ENGINE.capabilities | {Cap.TEXT_ROLLOUT})
     plan = make_plan(model=model, engine=engine)
     image = plan.only
     any_kind = dataclasses.replace(ALGORITHM, needs=Needs())
@@ -85,10 +84,10 @@ def test_of_several_tracks_a_reward_scores_those_of_its_medium_and_the_others_ha
 
 
 def test_a_stage_that_follows_gradients_needs_a_reward_that_counts_of_its_own() -> None:
-    slope = {**REWARD.capabilities, Cap.REWARD_DIFFERENTIABLE: NATIVE}
+    slope = REWARD.capabilities | {Cap.REWARD_DIFFERENTIABLE}
     plan = make_plan(
         algorithm=dataclasses.replace(ALGORITHM, needs=Needs(track="latent", reward="differentiable")),
-        backend=without(BACKEND, Cap.THROUGH_SAMPLER, NATIVE),
+        backend=having(BACKEND, Cap.THROUGH_SAMPLER),
         **{
             "reward.score": dataclasses.replace(REWARD, capabilities=slope),
             "reward.score_config": RewardConfig(weight=0),

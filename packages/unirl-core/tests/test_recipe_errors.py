@@ -231,23 +231,3 @@ def test_all_parts_that_are_not_installed_are_in_one_install_line(toy_catalog: C
     assert "pip install unirl-model-sd3 unirl-engine-trainside unirl-backend-fsdp2 unirl-algo-flow-grpo`" in str(
         caught.value
     )
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("run.steps=3", ["run.steps: ", "is now called run.max_steps", "command line: run.steps=3"]),
-        ("+run.steps=3", ["run.steps: ", "is now called run.max_steps"]),
-        ("train.micro_batch=2", ["train.micro_batch: ", "is now called train.micro_batch_size"]),
-        ("sampling.steps=2", ["sampling.steps: ", "is now called sampling.num_inference_steps"]),
-        ("+eval.sampling.steps=2", ["eval.sampling.steps: ", "is now called eval.sampling.num_inference_steps"]),
-        ("data.refill_rounds=1", ["data.refill_rounds: ", "is now called data.dynamic_sampling_rounds"]),
-        ("train.logp_gap_max=1", ["train.logp_gap_max: ", "is now called train.logp_mismatch_max"]),
-    ],
-)
-def test_a_renamed_key_is_refused_with_its_new_name(
-    toy_catalog: Catalog, toy_folder: Path, override: str, words: list[str]
-) -> None:
-    with pytest.raises(RecipeError) as refused:
-        compose("toy/child", [DATA, override], catalog=toy_catalog)
-    assert all(word in str(refused.value) for word in words), str(refused.value)

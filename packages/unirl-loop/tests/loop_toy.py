@@ -13,8 +13,18 @@ import torch
 from plans import one_stage
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
-from unirl.core.roles import Job, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
-from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.roles import (
+    Algorithm,
+    Forward,
+    Job,
+    Losses,
+    ScoreInput,
+    Scores,
+    TrainReport,
+    WeightReceipt,
+    WeightUpdate,
+)
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import (
     BackendConfig,
     DataConfig,
@@ -51,7 +61,7 @@ def plan(*, groups: int = 4, samples: int = 2, run: Mapping[str, Any] | None = N
     def choice(key: str, spec: Any, config: PartConfig) -> Any:
         return Choice(key=key, spec=spec, config=config, dist="toy", version="1")
 
-    engine = EngineSpec(name="own", capabilities={Cap.WEIGHTS_FULL: Support.NATIVE}, **PARTS)
+    engine = EngineSpec(name="own", capabilities={Cap.WEIGHTS_FULL}, **PARTS)
     return one_stage(
         model=choice("model", MODEL, PartConfig()),
         engine=choice("engine", engine, PartConfig()),
@@ -82,10 +92,21 @@ class ToyModel:
         return (1,)
 
 
-class ToyAlgorithm:
+class ToyAlgorithm(Algorithm):
+    """Advantages alone: the toy backend computes no loss."""
+
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         assert track.rewards is not None
         return dataclasses.replace(track, advantages=track.rewards - track.rewards.mean()), {}
+
+    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
+        return track
+
+    def loss_weights(self, track: Track) -> Mapping[str, torch.Tensor]:
+        return {}
+
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
+        return Losses(terms=())
 
 
 @dataclass

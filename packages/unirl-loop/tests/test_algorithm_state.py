@@ -11,7 +11,7 @@ import pytest
 import torch
 from loop_toy import Ran, ToyAlgorithm, ToyBackend, parts, plan, run
 from unirl.core.errors import CheckpointError, RunFailed
-from unirl.core.roles import Algorithm, ScoreInput, Scores, StatefulAlgorithm
+from unirl.core.roles import Algorithm, ScoreInput, Scores
 from unirl.loop.algorithm_state import algorithm_state, end_algorithm_step, resume_algorithm
 from unirl.loop.parts import Parts
 
@@ -72,7 +72,6 @@ def test_the_loop_ends_each_step_with_what_it_logs_and_the_number_of_samples() -
 
 
 def test_algorithms_without_a_state_are_left_alone() -> None:
-    assert not isinstance(ToyAlgorithm(), StatefulAlgorithm)
     assert algorithm_state(of(ToyAlgorithm())) == {}
     assert end_algorithm_step(of(ToyAlgorithm()), {"kl": 1.0}, samples=3) == {}
     resume_algorithm(of(ToyAlgorithm()), {}, folder=FOLDER)

@@ -10,7 +10,7 @@ import torch
 from loop_toy import ToyBackend, ToyEngine, parts, plan, prompts, run
 from plans import changed
 from unirl.core.roles import WeightUpdate
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import BackendConfig, EvalConfig
 from unirl.core.specs.plan import Plan
 from unirl.core.types.request import Request
@@ -72,9 +72,9 @@ def test_the_weights_go_in_the_form_that_the_engine_takes(
     trains: str, takes_lora: bool, policy: str, kind: str
 ) -> None:
     toy = wanted(policy=policy)
-    lora = {Cap.WEIGHTS_LORA: Support.NATIVE} if takes_lora else {}
+    lora = {Cap.WEIGHTS_LORA} if takes_lora else set[Cap]()
     stage = toy.only
-    spec = dataclasses.replace(stage.engine.spec, capabilities={**stage.engine.spec.capabilities, **lora})
+    spec = dataclasses.replace(stage.engine.spec, capabilities=stage.engine.spec.capabilities | lora)
     toy = changed(
         toy,
         engine=dataclasses.replace(stage.engine, spec=spec),

@@ -13,7 +13,7 @@ import torch
 from plans import changed
 from unirl.core.data.run_data import read_data
 from unirl.core.errors import BatchError, DataError
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.types.data import MediaRef, Prompt
 from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.sampling import TextSamplingConfig
@@ -86,7 +86,7 @@ def test_prompts_of_one_text_are_tokenized_each_with_its_own_image() -> None:
     assert [row.tolist() for row in request.text.prompt_tokens] == [[8], [8], [18], [18]]
 
 
-def data(folder: Path, *media: str, inputs: Any = None, takes: Support = Support.NATIVE) -> None:
+def data(folder: Path, *media: str, inputs: Any = None, takes: bool = True) -> None:
     """Read a file of two prompts with media of these roles: images, unless `role-modality` says otherwise."""
     (folder / "a.png").write_bytes(b"")
     refs = [
@@ -98,7 +98,7 @@ def data(folder: Path, *media: str, inputs: Any = None, takes: Support = Support
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     plan = loop_toy.plan(groups=2)
     model = dataclasses.replace(plan.only.model, spec=dataclasses.replace(plan.only.model.spec, inputs=inputs or {}))
-    engine_spec = dataclasses.replace(plan.only.engine.spec, capabilities={Cap.MEDIA_REFS: takes})
+    engine_spec = dataclasses.replace(plan.only.engine.spec, capabilities={Cap.MEDIA_REFS} if takes else set[Cap]())
     engine = dataclasses.replace(plan.only.engine, spec=engine_spec)
     settings = dataclasses.replace(plan.data, train=str(file))
     read_data(changed(plan, model=model, engine=engine, data=settings))
@@ -117,33 +117,33 @@ def test_media_that_the_model_takes_or_needs_are_read(tmp_path: Path) -> None:
         (
             ["source"],
             {},
-            Support.NATIVE,
+            True,
             r"edits\.jsonl:1: got media of role 'source', expected none, which model 'toy'",
         ),
-        (["mask"], {"image": {"source": "takes"}}, Support.NATIVE, r":1: got media of role 'mask', expected source"),
+        (["mask"], {"image": {"source": "takes"}}, True, r":1: got media of role 'mask', expected source"),
         (
             ["source", "source"],
             {"image": {"source": "needs one"}},
-            Support.NATIVE,
+            True,
             r":1: got 2 media of role 'source', of which model 'toy' needs one",
         ),
         (
             [],
             {"image": {"source": "needs"}},
-            Support.NATIVE,
+            True,
             r":1: got no media of role 'source', of which model 'toy' needs one",
         ),
         (
             ["source-video"],
             {"image": {"source": "takes"}},
-            Support.NATIVE,
+            True,
             r":1: got video '.*a\.png', expected image, which model 'toy' reads",
         ),
-        (["source"], {"image": {"source": "takes"}}, Support.NO, r"got media of role 'source', but engine 'own' takes"),
+        (["source"], {"image": {"source": "takes"}}, False, r"got media of role 'source', but engine 'own' takes"),
     ],
 )
 def test_media_that_do_not_fit_are_refused_with_file_line_role_and_model(
-    tmp_path: Path, media: list[str], inputs: Any, takes: Support, message: str
+    tmp_path: Path, media: list[str], inputs: Any, takes: bool, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
         data(tmp_path, *media, inputs=inputs, takes=takes)

@@ -206,6 +206,7 @@ def test_a_cancelled_rollout_ends_with_the_call_that_it_is_in() -> None:
         made = pool.submit(result.taken, queue)
         passed(scoring)
         left = pool.submit(queue.__exit__, None, None, None)
+        passed(queue._is_over)
         release.set()
         with pytest.raises(CancelledError):
             made.result(timeout=LIMIT_S)

@@ -12,7 +12,7 @@ import torch
 from loop_toy import ToyAlgorithm, ToyBackend, ToyEngine, parts, plan, prompts, run
 from plans import changed
 from unirl.core.roles import Job, WeightReceipt, WeightUpdate
-from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import EvalConfig
 from unirl.core.specs.plan import Plan
 from unirl.core.types.request import Request
@@ -83,8 +83,8 @@ def lagged_plan(*, shares: bool = False) -> Plan:
     toy = plan()
     stage = toy.only
     algorithm = dataclasses.replace(stage.algorithm.spec, needs=Needs(sampler="lagged"))
-    shared = {Cap.WEIGHTS_SHARED: Support.NATIVE if shares else Support.NO}
-    engine = dataclasses.replace(stage.engine.spec, capabilities={**stage.engine.spec.capabilities, **shared})
+    shared = {Cap.WEIGHTS_SHARED} if shares else set[Cap]()
+    engine = dataclasses.replace(stage.engine.spec, capabilities=stage.engine.spec.capabilities | shared)
     return changed(
         toy,
         algorithm=dataclasses.replace(stage.algorithm, spec=algorithm),

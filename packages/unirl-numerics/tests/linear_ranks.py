@@ -109,6 +109,8 @@ class ThreadRank(Alone):
 class Weighted:
     """Rows weigh their weight times their valid steps; the loss is the advantage times the log-prob."""
 
+    trains_critic = False
+
     def __init__(self):
         self.anchored = []
         self.trained = []

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from unirl.core.roles import StatefulAlgorithm
 from unirl.numerics.loss.adaptive_kl import AdaptiveKl
 from unirl.numerics.loss.kl_config import KlConfig
 
@@ -49,7 +48,6 @@ def test_a_fixed_coefficient_stays_and_is_no_state():
 
 def test_the_state_goes_on_exactly_in_another_one():
     one, other = AdaptiveKl(ADAPTIVE), AdaptiveKl(ADAPTIVE)
-    assert isinstance(one, StatefulAlgorithm)
     for measured in (7.1, 5.3, 6.4):
         one.end_step({"kl": measured, "samples": 250.0})
     other.load_state(one.state())

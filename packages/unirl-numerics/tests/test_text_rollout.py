@@ -244,6 +244,8 @@ class Plain:
 class Reinforce:
     """The token-mean of -A log p."""
 
+    trains_critic = False
+
     def with_old_log_probs(self, track, replay):
         replay(track)
         return track

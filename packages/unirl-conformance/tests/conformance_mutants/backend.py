@@ -12,7 +12,6 @@ from typing import Any
 from unirl.conformance.doubles import model as latent_model
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Support
 from unirl.core.specs.spec import BackendSpec
 
 from conformance_mutants import backend_critic, backend_lifetime, backend_policies, backend_training
@@ -40,7 +39,7 @@ def catalog() -> Catalog:
             SPEC,
             name=mutant.name,
             build=f"{__name__}:build",
-            capabilities={cap: Support.NATIVE if cap in mutant.promises else Support.NO for cap in SPEC.capabilities},
+            capabilities={cap for cap in SPEC.capabilities if cap in mutant.promises},
         )
         for mutant in BROKEN.values()
     ]

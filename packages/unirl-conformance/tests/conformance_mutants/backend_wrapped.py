@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Wrapped:
-    """The backend that is well, called from outside alone. Fits `unirl.core.roles.CriticBackend`."""
+    """The backend that is well, called from outside alone. Fits `unirl.core.roles.Backend`."""
 
     def __init__(self, config: Any, *, model: Any, train: Any, steps: int, seed: int) -> None:
         self.config, self.model, self.train_config = config, model, train
@@ -119,6 +119,8 @@ class Wrapped:
 
 class WrappedAlgorithm:
     """The algorithm, for backends that call it in a way of their own."""
+
+    trains_critic = False
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

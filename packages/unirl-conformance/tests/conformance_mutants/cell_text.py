@@ -16,7 +16,7 @@ from unirl.conformance.doubles.text_model import TextWorkbenchModel
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import Engine, Forward, Job, TrainReport, WeightReceipt, WeightUpdate
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.types.track import Track
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
@@ -29,10 +29,13 @@ from conformance_mutants.engine_copying import SPEC as COPYING
 from conformance_mutants.engine_copying import CopyingEngine
 from conformance_mutants.mutant import mutant, mutants_in
 
-TEXT_ONLY = {Cap.LATENT_ROLLOUT: Support.NO}
-SHARING = dataclasses.replace(TRAINSIDE, kernels=(), capabilities={**TRAINSIDE.capabilities, **TEXT_ONLY})
+SHARING = dataclasses.replace(TRAINSIDE, kernels=(), capabilities=TRAINSIDE.capabilities - {Cap.LATENT_ROLLOUT})
 SENT = dataclasses.replace(
-    COPYING, name="sent", build=f"{__name__}:build_sent", kernels=(), capabilities={**COPYING.capabilities, **TEXT_ONLY}
+    COPYING,
+    name="sent",
+    build=f"{__name__}:build_sent",
+    kernels=(),
+    capabilities=COPYING.capabilities - {Cap.LATENT_ROLLOUT},
 )
 """An engine with weights of its own, as one in another process has."""
 GAPS, NEWEST = "log-probs-of-the-engine-are-those-of-training", "second-rollout-is-made-with-the-new-weights"

@@ -10,7 +10,7 @@ from unirl.conformance.doubles import model as latent_model
 from unirl.conformance.doubles import text_model
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import EngineSpec
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
@@ -81,8 +81,8 @@ def _like(kind: type[TrainsideEngine]) -> EngineSpec:
         return dataclasses.replace(
             engine_copying.SPEC,
             kernels=("flow-sde",),
-            capabilities={**engine_copying.SPEC.capabilities, **dict.fromkeys(LEFT_OUT, Support.NO)},
+            capabilities=engine_copying.SPEC.capabilities - {*LEFT_OUT},
         )
     if issubclass(kind, engine_plain.PlainEngine):
         return engine_plain.SPECS[0]
-    return dataclasses.replace(TRAINSIDE, capabilities={**TRAINSIDE.capabilities, Cap.TEXT_ROLLOUT: Support.NO})
+    return dataclasses.replace(TRAINSIDE, capabilities=TRAINSIDE.capabilities - {Cap.TEXT_ROLLOUT})

@@ -17,7 +17,7 @@ from unirl.core.errors import RunFailed
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import WeightReceipt, WeightUpdate
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.engine_host.process import EngineProcess, Program
 
 from conformance_mutants.engine_copying import SPEC as COPYING
@@ -47,7 +47,7 @@ SPEC = dataclasses.replace(
     build=f"{__name__}:build",
     environment=f"{__name__}:ENVIRONMENT",
     kernels=(),
-    capabilities={**COPYING.capabilities, Cap.LATENT_ROLLOUT: Support.NO, Cap.SLEEP: Support.NO},
+    capabilities=COPYING.capabilities - {Cap.LATENT_ROLLOUT, Cap.SLEEP},
 )
 
 
@@ -55,7 +55,7 @@ OF_LATENTS = dataclasses.replace(
     SPEC,
     name="apart-latents",
     kernels=COPYING.kernels,
-    capabilities={**COPYING.capabilities, Cap.TEXT_ROLLOUT: Support.NO},
+    capabilities=COPYING.capabilities - {Cap.TEXT_ROLLOUT},
 )
 
 

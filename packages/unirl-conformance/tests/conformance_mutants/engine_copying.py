@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import DiffusionModel, WeightReceipt, WeightUpdate
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track
 from unirl.core.types.weights import checksum
@@ -26,13 +26,7 @@ SPEC = dataclasses.replace(
     name="copying",
     summary="Samples in process from a copy of the model that it is given weights for",
     build=f"{__name__}:build",
-    capabilities={
-        **TRAINSIDE.capabilities,
-        Cap.WEIGHTS_SHARED: Support.NO,
-        Cap.WEIGHTS_FULL: Support.NATIVE,
-        Cap.WEIGHTS_LORA: Support.NATIVE,
-        Cap.SLEEP: Support.NATIVE,
-    },
+    capabilities=(TRAINSIDE.capabilities - {Cap.WEIGHTS_SHARED}) | {Cap.WEIGHTS_FULL, Cap.WEIGHTS_LORA, Cap.SLEEP},
 )
 HALVES = (".lora_A.weight", ".lora_B.weight")
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from unirl.core.errors import RecipeError
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import EngineSpec
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track
@@ -24,7 +24,7 @@ def _without(name: str, *caps: Cap, kernels: tuple[str, ...] = TRAINSIDE.kernels
         name=name,
         build=f"{__name__}:build",
         kernels=kernels,
-        capabilities={**TRAINSIDE.capabilities, **dict.fromkeys((*caps, Cap.TEXT_ROLLOUT), Support.NO)},
+        capabilities=TRAINSIDE.capabilities - {*caps, Cap.TEXT_ROLLOUT},
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.types.media import Media
 from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.track import Status, TextSegment, Track
@@ -18,17 +18,12 @@ from unirl.numerics.tokens.replay import replay_text
 
 from conformance_mutants.mutant import mutant, mutants_in
 
-TEXT_ONLY = dataclasses.replace(
-    TRAINSIDE, capabilities={**TRAINSIDE.capabilities, Cap.LATENT_ROLLOUT: Support.NO}, kernels=()
-)
+TEXT_ONLY = dataclasses.replace(TRAINSIDE, capabilities=TRAINSIDE.capabilities - {Cap.LATENT_ROLLOUT}, kernels=())
 SPEC = dataclasses.replace(
     TEXT_ONLY,
     name="plain-text",
     build=f"{__name__}:build",
-    capabilities={
-        **TEXT_ONLY.capabilities,
-        **dict.fromkeys((Cap.LOG_PROBS_TOKEN, Cap.SEEDS, Cap.INITIAL_NOISE), Support.NO),
-    },
+    capabilities=TEXT_ONLY.capabilities - {Cap.LOG_PROBS_TOKEN, Cap.SEEDS, Cap.INITIAL_NOISE},
 )
 """Draws from a generator of its own, and gives no log-probs."""
 

@@ -13,15 +13,11 @@ GROUP = "planted.v1"
 """Another group than the real one, so that nobody else in this process finds these plugins."""
 
 HEAD = """\
-from unirl.core.specs.capability import CAPABILITIES_OF, Cap, Needs, Support
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, Gap, Miniature, ModelSpec, RewardSpec, TrackerSpec
 
 PLAIN = {{"summary": "A part that is planted.", "build": "{package}.part:build", "config": "{package}.config:Config"}}
-
-
-def capabilities(kind, **changed):
-    return {{**dict.fromkeys(CAPABILITIES_OF[kind], Support.NO), **{{Cap[name]: how for name, how in changed.items()}}}}
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from unirl.conformance.doubles import model as latent_model
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import EngineSpec, Gap, TrackerSpec
 from unirl.engines.trainside.plugin import SPEC as ENGINE
 
@@ -58,10 +58,10 @@ def dies() -> Catalog:
 def refused() -> Catalog:
     """An engine that does not go with the only model, and one that states nothing of sleep."""
     unfit: EngineSpec = dataclasses.replace(
-        ENGINE, name="unfit", capabilities={**ENGINE.capabilities, Cap.LATENT_ROLLOUT: Support.NO}
+        ENGINE, name="unfit", capabilities=ENGINE.capabilities - {Cap.LATENT_ROLLOUT}
     )
     silent: EngineSpec = dataclasses.replace(
-        ENGINE, name="silent", capabilities={cap: how for cap, how in ENGINE.capabilities.items() if cap != Cap.SIGMAS}
+        ENGINE, name="silent", capabilities={cap for cap in ENGINE.capabilities if cap != Cap.SIGMAS}
     )
     return Catalog.of(
         {

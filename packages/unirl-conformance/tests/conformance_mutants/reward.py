@@ -12,7 +12,7 @@ from unirl.conformance.fixtures.reward import with_media
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import Reward, ScoreInput, Scores
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import RewardExample
 from unirl.core.types.track import Status
 from unirl.rewards.rules.brightness import BrightnessReward
@@ -73,7 +73,7 @@ GROUP = dataclasses.replace(
     BRIGHTNESS,
     name="brightest-of-group",
     build=f"{__name__}:build",
-    capabilities={Cap.REWARD_GROUP: Support.NATIVE, Cap.REWARD_SAMPLE: Support.NO},
+    capabilities={Cap.REWARD_GROUP},
     range=(-1.0, 2.0),
 )
 UNSTATED = dataclasses.replace(EXACT_MATCH, metadata=())
@@ -312,7 +312,7 @@ VIDEO = dataclasses.replace(
     name="motion",
     build=f"{__name__}:build",
     media="video",
-    capabilities={Cap.REWARD_SAMPLE: Support.NATIVE, Cap.REWARD_DIFFERENTIABLE: Support.NATIVE},
+    capabilities={Cap.REWARD_SAMPLE, Cap.REWARD_DIFFERENTIABLE},
     examples=(RewardExample(height=16, width=24, frames=3), RewardExample(height=8, width=8, frames=5)),
 )
 

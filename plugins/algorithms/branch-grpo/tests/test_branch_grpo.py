@@ -23,7 +23,7 @@ from unirl.core.match.match import match, match_parts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import Replayed
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
@@ -357,7 +357,7 @@ def test_bad_settings_are_refused_at_compose(overrides: list[str], key: str, tex
 
 
 def test_an_engine_without_step_noise_is_refused() -> None:
-    engine = dataclasses.replace(TRAINSIDE, capabilities={**TRAINSIDE.capabilities, Cap.STEP_NOISE: Support.NO})
+    engine = dataclasses.replace(TRAINSIDE, capabilities=TRAINSIDE.capabilities - {Cap.STEP_NOISE})
     (reason,) = match_parts(model=SD3, engine=engine, algorithm=BRANCH_GRPO).reasons
     assert "algorithm 'branch-grpo', which trains on trajectories" in reason.text and "step-noise" in reason.text
     assert match_parts(model=SD3, engine=TRAINSIDE, algorithm=BRANCH_GRPO).accepted

@@ -16,6 +16,7 @@ from unirl.algorithms.distillation.reference import divergence, token_loss
 from unirl.algorithms.distillation.tokens import Distillation, build
 from unirl.conformance.reference import TokenLossInputs
 from unirl.core.errors import BatchError, RecipeError
+from unirl.core.roles import TextModel
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
@@ -159,6 +160,6 @@ def test_log_probs_of_other_workers_are_not_enough() -> None:
 
 
 def test_a_model_that_hides_its_distributions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(BigramModel, "output_head")
-    with pytest.raises(RecipeError, match="got a BigramModel, which does not show its distributions"):
+    monkeypatch.setattr(BigramModel, "output_head", TextModel.output_head)
+    with pytest.raises(RecipeError, match="got a BigramModel, which does not implement output_head"):
         loss_of(Bench(), make())

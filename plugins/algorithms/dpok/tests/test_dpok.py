@@ -18,7 +18,7 @@ from unirl.conformance.reference import LossInputs
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
-from unirl.core.roles import CriticAlgorithm, Replayed
+from unirl.core.roles import Replayed
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
@@ -201,12 +201,12 @@ def test_group_advantages_are_rewards_less_their_mean() -> None:
     track = dataclasses.replace(track, rewards=rewards, reward_parts={"one": rewards})
     result, _ = make().advantages(track)
     torch.testing.assert_close(result.advantages, rewards - 1.5, rtol=0, atol=0)
-    assert not isinstance(make(), CriticAlgorithm)
+    assert not make().trains_critic
 
 
 def judged(**fields: Any) -> tuple[CriticDpok, Track]:
     algorithm = make(critic=True)
-    assert isinstance(algorithm, CriticDpok) and isinstance(algorithm, CriticAlgorithm)
+    assert isinstance(algorithm, CriticDpok) and algorithm.trains_critic
     track = make_track(
         torch.zeros(3, 2),
         sde_steps=torch.tensor([[0, 1], [0, -1], [0, 1]]),

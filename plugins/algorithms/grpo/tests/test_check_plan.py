@@ -10,7 +10,7 @@ from plans import one_stage
 from unirl.algorithms.grpo.plugin import SPECS
 from unirl.core.limits import broken_limits
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import (
     AdvantageConfig,
     BackendConfig,
@@ -30,7 +30,7 @@ README: dict[str, dict[str, Any]] = {
 """What the README says to set along with a name."""
 
 
-def reasons(name: str, *, log_probs: Support = Support.NATIVE, **settings: Any) -> list[str]:
+def reasons(name: str, *, log_probs: bool = True, **settings: Any) -> list[str]:
     """Of a plan with texts of 64 tokens and these settings."""
     spec = NAMED[name]
     config = Catalog.discover().resolve(spec.config)
@@ -49,9 +49,10 @@ def reasons(name: str, *, log_probs: Support = Support.NATIVE, **settings: Any) 
             of, **{k.partition(".")[2]: v for k, v in settings.items() if k.startswith(f"{name}.")}
         )
 
+    capabilities = {Cap.LOG_PROBS_TOKEN} if log_probs else set[Cap]()
     plan = one_stage(
         model=choice(ModelSpec(name="model", tracks={"text": "text"}, trainable="net", **facts), PartConfig()),
-        engine=choice(EngineSpec(name="engine", capabilities={Cap.LOG_PROBS_TOKEN: log_probs}, **facts), PartConfig()),
+        engine=choice(EngineSpec(name="engine", capabilities=capabilities, **facts), PartConfig()),
         backend=choice(BackendSpec(name="backend", **facts), BackendConfig()),
         algorithm=choice(spec, config(**given)),
         track="text",
@@ -123,7 +124,7 @@ def test_a_name_without_the_advantage_it_stands_for_is_told_what_to_set(name: st
         ({"overlong_penalty": -1.0}, "algorithm.overlong_penalty: got -1.0"),
         ({"max_length": 32}, "track 'text' has completions of up to 64 tokens"),
         ({"tis": "token", "train.old_log_probs": "engine"}, "so every weight would be 1"),
-        ({"tis": "token", "log_probs": Support.NO}, "engine 'engine' does not return any"),
+        ({"tis": "token", "log_probs": False}, "engine 'engine' does not return any"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_in_one_sentence(settings: dict[str, Any], says: str) -> None:

@@ -19,7 +19,7 @@ from unirl.conformance.reference import LossInputs
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
-from unirl.core.roles import CriticAlgorithm, Replayed, StatefulAlgorithm
+from unirl.core.roles import Replayed
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
@@ -82,7 +82,7 @@ class Given:
 
 
 def test_it_is_an_algorithm_with_a_critic_and_a_coefficient() -> None:
-    assert isinstance(make(), CriticAlgorithm) and isinstance(make(), StatefulAlgorithm)
+    assert make().trains_critic and make(kl_coef=0.1, kl_target=0.1).state() == {"kl_coef": 0.1}
 
 
 def test_advantages_meet_the_golden_numbers() -> None:

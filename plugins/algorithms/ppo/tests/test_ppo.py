@@ -17,13 +17,12 @@ from unirl.algorithms.ppo.config import PpoConfig
 from unirl.algorithms.ppo.reference import generalized_advantages, loss
 from unirl.conformance.reference import TokenLossInputs
 from unirl.core.errors import BatchError, RunFailed
-from unirl.core.roles import CriticAlgorithm, StatefulAlgorithm
 from unirl.core.types.track import Track
 from unirl.numerics.tokens.replay import per_token, token_mask
 
 
 def test_it_is_an_algorithm_with_a_critic_and_a_coefficient() -> None:
-    assert isinstance(make(), CriticAlgorithm) and isinstance(make(), StatefulAlgorithm)
+    assert make().trains_critic and make(kl_coef=0.1, kl_target=0.1).state() == {"kl_coef": 0.1}
 
 
 def test_advantages_meet_the_golden_numbers() -> None:

@@ -50,6 +50,8 @@ CASES = {
 class Reinforce:
     """The loss - log p x advantage over the tokens of a text. `to` is a policy that is not compared."""
 
+    trains_critic = False
+
     def __init__(self, *, to=None):
         pass
 

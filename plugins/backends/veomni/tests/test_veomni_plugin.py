@@ -10,7 +10,7 @@ from unirl.backends.veomni.config import MeshConfig, VeomniConfig
 from unirl.backends.veomni.plugin import SPEC
 from unirl.core.errors import RecipeError
 from unirl.core.limits import broken_limits
-from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.spec import AlgorithmSpec, ModelSpec
 
 
@@ -44,7 +44,7 @@ def test_importing_the_backend_imports_no_veomni_and_listing_it_no_torch():
 
 def test_the_defaults_are_accepted():
     assert list(VeomniConfig().problems(None, None)) == [] and reasons(VeomniConfig()) == []
-    assert SPEC.support(Cap.LAZY_BUILD) is Support.NATIVE
+    assert Cap.LAZY_BUILD in SPEC.capabilities
     assert VeomniConfig(mesh=MeshConfig(sequence=2)).copies == 2
     # Ranks that share experts have different samples.
     assert VeomniConfig(mesh=MeshConfig(expert=2)).copies == 1

@@ -56,6 +56,8 @@ KINDS = {"experts": "text", "words": "text", "sequence": "video"}
 class Reinforce:
     """The loss - log p x advantage over the tokens of a text."""
 
+    trains_critic = False
+
     def with_old_log_probs(self, track, replay):
         return track
 

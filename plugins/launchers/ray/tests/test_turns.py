@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from plans import changed
 from small_runs import EVALUATED, catalog, plan, run
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.launchers.ray.actors import Call
 from unirl.launchers.ray.cluster import Cluster
 
@@ -65,9 +65,10 @@ def asked_of_the_plan(plan) -> list[str]:
 def test_an_engine_that_cannot_sleep_is_refused_for_a_device_that_it_shares() -> None:
     expected = plan("launcher=ray", "launcher.placement=colocate")
     assert asked_of_the_plan(expected) == []
-    awake = {Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE, Cap.SLEEP: Support.NO}
     spec = expected.only.engine.spec
-    spec = dataclasses.replace(spec, capabilities={**spec.capabilities, **awake})
+    spec = dataclasses.replace(
+        spec, capabilities=(spec.capabilities - {Cap.WEIGHTS_SHARED, Cap.SLEEP}) | {Cap.WEIGHTS_FULL}
+    )
     sleepless = changed(expected, engine=dataclasses.replace(expected.only.engine, spec=spec))
     (reason,) = asked_of_the_plan(sleepless)
     assert reason.startswith("launcher.placement: got 'colocate', but engine 'trainside' cannot sleep")
@@ -88,8 +89,7 @@ def test_an_engine_with_weights_of_its_own_is_refused_where_none_are_sent() -> N
     expected = plan("launcher=ray")
     assert asked_of_the_plan(expected) == []
     spec = expected.only.engine.spec
-    own = {Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE}
-    spec = dataclasses.replace(spec, capabilities={**spec.capabilities, **own})
+    spec = dataclasses.replace(spec, capabilities=(spec.capabilities - {Cap.WEIGHTS_SHARED}) | {Cap.WEIGHTS_FULL})
     (reason,) = asked_of_the_plan(changed(expected, engine=dataclasses.replace(expected.only.engine, spec=spec)))
     assert reason.startswith("launcher.placement: got 'trainside'")
     assert reason.endswith("would never receive the trained ones. Use separate, or colocate.")

@@ -51,7 +51,7 @@ def test_guidance_by_two_forwards_is_refused_before_anything_is_loaded() -> None
         return "\n".join(str(reason) for reason in match(recipe, catalog=catalog).reasons)
 
     assert reasons("+sampling.options.embedded_guidance=4") == ""
-    assert reasons("sampling.guidance_scale=4").endswith("needs 'guidance'; model 'hunyuan-video' states 'no'.")
+    assert reasons("sampling.guidance_scale=4").endswith("needs 'guidance'; model 'hunyuan-video' does not provide it.")
     assert "sampling.options.embedded_guidance: got -1" in reasons("+sampling.options.embedded_guidance=-1")
 
 

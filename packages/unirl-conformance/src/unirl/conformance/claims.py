@@ -54,9 +54,9 @@ class Claim:
     """Name of the test function without `test_`, with dashes."""
     kind: SubjectKind
     proves: tuple[Cap, ...] = ()
-    """Capabilities of the subject's own part. Where it does not state one as native, the claim is n/a."""
+    """Capabilities of the subject's own part. Where it does not provide one, the claim is n/a."""
     needs: Mapping[Kind, tuple[Cap, ...]] = field(default_factory=lambda: dict[Kind, tuple[Cap, ...]]())
-    """Capabilities that other parts of the subject must state as native for the claim to mean something."""
+    """Capabilities that other parts of the subject must provide for the claim to mean something."""
     track: Literal["latent", "text", "any"] = "latent"
     """Kind of track that it is about. Where the subject's model has none of it, or its algorithm trains on another, the
     claim is n/a."""

@@ -12,7 +12,7 @@ import torch
 from unirl.core.errors import UniRLError
 from unirl.core.plugins.catalog import Found
 from unirl.core.roles import DiffusionModel, Engine, Model, TextModel, WeightUpdate
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.spec import EngineSpec, ModelSpec
 from unirl.core.types.request import Request
@@ -66,10 +66,8 @@ class EnginePool:
         """Whether this engine is started once for many claims: a program of its own that takes full weights, by which
         it can be made as new, and whose samples can be decided by the weights, by which that is seen."""
         spec, of = cast(EngineSpec, engine.spec), cast(ModelSpec, model.spec)
-        takes_weights = spec.support(Cap.WEIGHTS_FULL) is Support.NATIVE
-        is_decided = "text" in of.tracks.values() or (
-            spec.support(Cap.INITIAL_NOISE) is Support.NATIVE and QUIET in spec.kernels
-        )
+        takes_weights = Cap.WEIGHTS_FULL in spec.capabilities
+        is_decided = "text" in of.tracks.values() or (Cap.INITIAL_NOISE in spec.capabilities and QUIET in spec.kernels)
         return bool(spec.environment) and takes_weights and is_decided
 
     @contextmanager

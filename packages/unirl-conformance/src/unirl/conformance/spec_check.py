@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeAlias, cast, get_args, get_origin, get_type_hints
 
 from unirl.core.errors import PluginBroken
 from unirl.core.names import did_you_mean
-from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import CONFIG_BASES, PartConfig
 from unirl.core.specs.spec import (
     RESERVED_PARTS,
@@ -59,11 +59,11 @@ def _text(spec: Spec) -> Iterator[str]:
 
 
 def _capabilities(spec: Spec) -> Iterator[str]:
-    for cap, support in cast(Mapping[object, object], spec.capabilities).items():
+    for cap in cast(Iterable[object], spec.capabilities):
         if not isinstance(cap, Cap):
             yield f"capabilities: {cap!r} is not a Cap{did_you_mean(str(cap), [str(c) for c in Cap])}."
-        elif not isinstance(support, Support):
-            yield f"capabilities.{cap}: got {support!r}, expected a Support: {', '.join(Support)}."
+        elif spec.kind not in cap.kinds:
+            yield f"capabilities.{cap}: a {spec.kind} has no such capability."
 
 
 def _build(spec: Spec, resolve: Resolve) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _keys(spec: Spec) -> Iterator[tuple[str, str]]:
 def _by_kind(spec: Spec, resolve: Resolve) -> Iterator[str]:
     if isinstance(spec, ModelSpec):
         yield from _model(spec, resolve)
-    if isinstance(spec, EngineSpec) and not spec.reads_weights and spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE:
+    if isinstance(spec, EngineSpec) and not spec.reads_weights and Cap.WEIGHTS_SHARED in spec.capabilities:
         yield "reads_weights: False, but the capability weights-shared says that it samples with the trained module."
     if isinstance(spec, AlgorithmSpec):
         yield from _needs("needs", spec.needs)
@@ -151,10 +151,11 @@ def _reward(spec: RewardSpec, resolve: Resolve) -> Iterator[str]:
 def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
     kinds = set(spec.tracks.values())
     for cap, kind in ((Cap.LATENT_STAGE, "latent"), (Cap.TEXT_STAGE, "text")):
-        if (kind in kinds) != (spec.support(cap) is Support.NATIVE):
+        if (kind in kinds) != (cap in spec.capabilities):
             has = f"has {kind} tracks" if kind in kinds else f"has no {kind} track"
-            yield f"tracks: the model {has}, and its capability {cap} is {spec.support(cap)}."
-    if spec.support(Cap.LORA) is Support.NATIVE and not spec.lora_targets:
+            states = "does not state" if kind in kinds else "states"
+            yield f"tracks: the model {has}, and {states} the capability {cap}."
+    if Cap.LORA in spec.capabilities and not spec.lora_targets:
         yield f"lora_targets: empty, but the capability {Cap.LORA} is claimed."
     for field, fact in (("lora_targets", spec.lora_targets), ("wrap_blocks", spec.wrap_blocks)):
         if isinstance(fact, str):

@@ -14,7 +14,7 @@ from unirl.core.match.match import Verdict, match_pair, match_parts
 from unirl.core.names import did_you_mean
 from unirl.core.plugins.catalog import Catalog, Found, PluginRecord
 from unirl.core.plugins.registry import known_parts
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, Kind, ModelSpec, Spec
 
 from .claims import SUBJECT_KINDS, TIERS, Claim, SubjectKind, Tier
@@ -307,8 +307,6 @@ def _sentences(verdict: Verdict) -> str:
 
 def _unpromised(spec: Spec, caps: tuple[Cap, ...]) -> str:
     for cap in caps:
-        support = spec.support(cap)
-        if support is not Support.NATIVE:
-            says = "does not state it" if support is Support.UNKNOWN else f"states {support.value!r}"
-            return f"the claim is about {cap.value!r}; {spec.kind} {spec.name!r} {says}"
+        if cap not in spec.capabilities:
+            return f"the claim is about {cap.value!r}; {spec.kind} {spec.name!r} does not provide it"
     return ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.core.errors import CheckpointError, RunFailed
-from unirl.core.roles import Algorithm, StatefulAlgorithm
+from unirl.core.roles import Algorithm
 
 __all__ = ["algorithm_state", "end_algorithm_step", "resume_algorithm"]
 
@@ -18,8 +18,6 @@ def algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
 
     Raises RunFailed for a state that JSON does not give back as it is: a checkpoint would change it.
     """
-    if not isinstance(algorithm, StatefulAlgorithm):
-        return {}
     state = dict(algorithm.state())
     try:
         back: dict[str, Any] = json.loads(json.dumps(state))
@@ -40,8 +38,6 @@ def algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
 
 def end_algorithm_step(algorithm: Algorithm, metrics: Mapping[str, float], *, samples: int) -> dict[str, float]:
     """Let the algorithm move on to the next step; returns what it adds to the log."""
-    if not isinstance(algorithm, StatefulAlgorithm):
-        return {}
     result = dict(algorithm.end_step({**metrics, "samples": float(samples)}))
     taken = sorted(result.keys() & metrics.keys())
     if taken:
@@ -67,7 +63,7 @@ def resume_algorithm(algorithm: Algorithm, state: Mapping[str, Any], *, folder: 
             f"{folder}: it has no state of the algorithm, and {name!r} goes on with {_keys(own)}. It was made by a "
             "version of the algorithm without; resume with that version, or start a new run."
         )
-    if not isinstance(algorithm, StatefulAlgorithm) or not own:
+    if not own:
         raise CheckpointError(
             f"{folder}: it has the state {_keys(state)} of the algorithm, and {name!r} keeps none. It was made by "
             "another version of the algorithm; resume with that version, or start a new run."

@@ -11,18 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from unirl.core.errors import PlanRejected, RunFailed, UniRLError
 from unirl.core.match.mismatch_bounds import train_settings
-from unirl.core.roles import (
-    Algorithm,
-    Backend,
-    Engine,
-    LazyBackend,
-    Model,
-    Reward,
-    WeightUpdate,
-    lazy_model,
-    verified_model,
-)
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.plan import Choice, Learner, Plan, Stage
 from unirl.core.types.sampling import LatentSamplingConfig
@@ -111,7 +101,7 @@ def build_parts(
             keeper = _keeper(plan, learner, with_engine=with_engine) if lazy else learner
             empty = (learner.model, keeper.backend) if is_used else (learner.model,)
             is_lazy = (lazy or not is_used) and all(
-                part is not None and part.spec.support(Cap.LAZY_BUILD) is Support.NATIVE for part in empty
+                part is not None and Cap.LAZY_BUILD in part.spec.capabilities for part in empty
             )
             context: dict[str, Any] = {"lazy": True} if is_lazy else {}
             if learner.model.spec.optional_parts:
@@ -137,7 +127,7 @@ def build_parts(
                 for param in model.trainable.parameters():
                     param.data = param.data.float() if param.requires_grad else param.data
         for keeper, model in taught:
-            cast("LazyBackend", backends[keeper.name]).hold_frozen(lazy_model(model))
+            backends[keeper.name].hold_frozen(model)
             _verify(model)
         check_teachers(plan, models)
         backpropagated = {key for stage in plan.trained for key in _backpropagated(plan, stage)}
@@ -160,7 +150,7 @@ def build_parts(
 def _verify(model: Model) -> None:
     """Of a lazily built model that has its values now. Collective over the ranks that share it."""
     if model.spec.verifies_values:
-        verified_model(model).verify()
+        model.verify()
 
 
 def _is_used(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -> bool:
@@ -219,7 +209,7 @@ def _frozen_weights(model: Model) -> WeightUpdate:
 
     def read(name: str) -> Array:
         tensor = held[name].new_empty(held[name].shape, device="cpu")
-        lazy_model(model).fill({name: tensor})
+        model.fill({name: tensor})
         return tensor
 
     is_empty = any(weight.is_meta for weight in held.values())

@@ -59,8 +59,8 @@ class DeviceTurns:
             self._holder = ""
 
 
-class _Backend:
-    """A `unirl.core.roles.Backend` that takes the device before its weights are used."""
+class _Backend(Backend):
+    """Takes the device before its weights are used."""
 
     def __init__(self, inner: Backend, turns: DeviceTurns, learner: str) -> None:
         self._inner, self._turns, self._learner = inner, turns, learner

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from unirl.core.errors import EchoMismatch, RunFailed, UniRLError
 from unirl.core.match.mismatch_bounds import train_settings
 from unirl.core.roles import Algorithm, Backend, Engine, Job, Model, Policy, Reward, WeightReceipt, WeightUpdate
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.types.rollout import verify_echo
 
 if TYPE_CHECKING:
@@ -238,13 +238,13 @@ def kept_weights(parts: Parts, stage: Stage) -> Callable[[], None]:
 
 def shares_weights(stage: Stage) -> bool:
     """Whether a stage's engine samples with the module of its model, not with weights of its own."""
-    return stage.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+    return Cap.WEIGHTS_SHARED in stage.engine.spec.capabilities
 
 
 def _exported(parts: Parts, stage: Stage, *, policy: Policy) -> WeightUpdate:
     assert stage.backend is not None
     # The reference is what adapters are added to, and has none.
-    lora = stage.engine.spec.support(Cap.WEIGHTS_LORA) is Support.NATIVE and policy != "reference"
+    lora = Cap.WEIGHTS_LORA in stage.engine.spec.capabilities and policy != "reference"
     is_full = stage.backend.config.trains == "full"
     return parts.backends[stage.learner.name].export_weights(
         policy=policy, kind="full" if is_full else ("lora" if lora else "merged")

@@ -11,7 +11,7 @@ from unirl.core.errors import RewardFailed, RunFailed
 from unirl.core.match.mismatch_bounds import train_settings
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
-from unirl.core.roles import Job, StatefulAlgorithm
+from unirl.core.roles import Job
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.data import Prompt
 from unirl.core.types.rollout import Rollout
@@ -80,7 +80,7 @@ def run_loop(
             except Exception:
                 if parts.versions == versions and saved != step:
                     for name, algorithm in parts.algorithms.items():
-                        if states[name] and isinstance(algorithm, StatefulAlgorithm):
+                        if states[name]:
                             # A step that took no update may have come as far as the end of it.
                             algorithm.load_state(states[name])
                     save(step)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import RewardSpec
 
 if TYPE_CHECKING:
@@ -19,11 +19,7 @@ REMOTE = RewardSpec(
     summary="A scorer of a reward service, on one or several replicas",
     build="unirl.reward_service.remote.reward:build",
     config="unirl.reward_service.remote.config:RemoteConfig",
-    capabilities={
-        Cap.REWARD_SAMPLE: Support.NATIVE,
-        Cap.REWARD_GROUP: Support.NO,
-        Cap.REWARD_DIFFERENTIABLE: Support.NO,
-    },
+    capabilities={Cap.REWARD_SAMPLE},
     trial={"urls": ["http://127.0.0.1:8790"], "scorer": "brightness"},
     tiny="unirl.reward_service.remote.trial_service:write",
     scale="that of the scorer, as `unirl reward-service check URL` shows it; unbounded here",

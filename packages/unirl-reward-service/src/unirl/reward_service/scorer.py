@@ -19,7 +19,7 @@ import msgspec
 from unirl.core.cli.discovery import discover
 from unirl.core.errors import BatchError, RewardFailed, UniRLError
 from unirl.core.roles import ScoreInput, Scores
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.reward_service.wire import ScoreRequest, decode, to_samples
 from unirl.reward_service.wire_pixels import WireError
 
@@ -147,7 +147,7 @@ def _described(loaded: LoadedReward) -> dict[str, Any]:
         "scale": spec.scale,
         "parts": list(spec.parts),
         "metadata": list(spec.metadata),
-        "scores_groups": spec.support(Cap.REWARD_GROUP) is Support.NATIVE,
+        "scores_groups": Cap.REWARD_GROUP in spec.capabilities,
     }
 
 

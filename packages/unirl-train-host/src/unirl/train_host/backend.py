@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
-from unirl.core.roles import WeightUpdate
+from unirl.core.roles import Backend, WeightUpdate
 from unirl.core.specs.facts import names_in
 from unirl.core.types.weights import forms, joined, tensor_digests, weight_mismatch
 from unirl.numerics.train.critic import with_values
@@ -31,7 +31,7 @@ from .ranks import Ranks
 from .sharding import allocate, fill, find_blocks, recompute, reshard, shard
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Job, LazyModel, Model, Policy, TrainReport
+    from unirl.core.roles import Job, Model, Policy, TrainReport
     from unirl.core.specs.config import TrainConfig
     from unirl.core.types.track import Track
 
@@ -41,8 +41,8 @@ CRITIC = "critic"
 """Folder of the critic within a checkpoint."""
 
 
-class ShardedBackend(ABC):
-    """Fits `unirl.core.roles.CriticBackend`. Every method that touches weights is collective: all ranks call it."""
+class ShardedBackend(Backend):
+    """Every method that touches weights is collective: all ranks call it."""
 
     def __init__(self, config: ShardedConfig, *, model: Model, train: TrainConfig, steps: int, seed: int) -> None:
         self._config = config
@@ -161,8 +161,8 @@ class ShardedBackend(ABC):
             facts={"trainable_weights": float(self.num_trainable), "lora_layers": float(self.num_lora_layers)},
         )
 
-    def hold_frozen(self, model: LazyModel) -> None:
-        """See `unirl.core.roles.LazyBackend`. It computes in the model's dtype and stays on the device."""
+    def hold_frozen(self, model: Model) -> None:
+        """See `unirl.core.roles.Backend`. It computes in the model's dtype and stays on the device."""
         module = model.trainable
         if self._wraps:
             blocks = find_blocks(module, names_in(model.spec.wrap_blocks, module))
@@ -177,7 +177,7 @@ class ShardedBackend(ABC):
         return type(track).concat(result)
 
     def with_values(self, track: Track) -> Track:
-        """See `unirl.core.roles.CriticBackend`."""
+        """See `unirl.core.roles.Backend`."""
         if self._critic is None:
             raise RecipeError(
                 "backend.critic.lr: got null, but the algorithm needs the values of a critic; set it, such as 1e-5."

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from unirl.core.errors import RecipeError
-from unirl.core.roles import TokenBatch, diffusion_model, lazy_model, text_model
+from unirl.core.roles import TokenBatch, diffusion_model, text_model
 from unirl.numerics.tokens.replay import replay_values
 from unirl.numerics.train.track_replay import replay_step_values
 
@@ -68,7 +68,7 @@ class CriticNet(nn.Module):
         allocate(self, torch.device(model.device))
         prefix = f"{self.place}." if self.place else ""
         tensors = self.trunk.state_dict(keep_vars=True)
-        lazy_model(model).fill({f"{prefix}{name}": tensor for name, tensor in tensors.items()})
+        model.fill({f"{prefix}{name}": tensor for name, tensor in tensors.items()})
 
 
 class TokenCriticNet(CriticNet):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import RewardExample, RewardSpec
 
 __all__ = ["SPEC", "unirl_rewards"]
@@ -13,11 +13,7 @@ SPEC = RewardSpec(
     summary="How much an image is its own mirror image",
     build="symmetry_reward.reward:build",
     config="symmetry_reward.config:SymmetryConfig",
-    capabilities={
-        Cap.REWARD_SAMPLE: Support.NATIVE,
-        Cap.REWARD_GROUP: Support.NO,
-        Cap.REWARD_DIFFERENTIABLE: Support.NATIVE,
-    },
+    capabilities={Cap.REWARD_SAMPLE, Cap.REWARD_DIFFERENTIABLE},
     scale="1 minus the mean squared difference of mirrored pixels: 1 is a perfect mirror image, 0 its opposite",
     range=(0.0, 1.0),
     # Odd sizes have a middle row and column, which mirror themselves.

@@ -21,7 +21,9 @@ __all__ = ["Judged", "critic_values"]
 
 
 class Judged(TextSurrogate):
-    """A `unirl.core.roles.CriticAlgorithm`: the policy follows the track's advantages, the critic the rewards."""
+    """An algorithm with a critic: the policy follows the track's advantages, the critic the rewards."""
+
+    trains_critic = True
 
     def after_anchor(
         self, track: Track, sum_over_ranks: Callable[[Tensor], Tensor]

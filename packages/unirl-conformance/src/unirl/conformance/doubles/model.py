@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from unirl.core.errors import RecipeError
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.roles import DiffusionModel
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.spec import Miniature, ModelSpec
 from unirl.core.types.inputs import Inputs
@@ -40,13 +41,7 @@ SPEC = ModelSpec(
     summary="A denoiser of a few thousand weights, for trying algorithms and backends",
     build=f"{__name__}:build",
     config=f"{__name__}:WorkbenchConfig",
-    capabilities={
-        Cap.LATENT_STAGE: Support.NATIVE,
-        Cap.TEXT_STAGE: Support.NO,
-        Cap.LORA: Support.NATIVE,
-        Cap.GUIDANCE: Support.NATIVE,
-        Cap.LAZY_BUILD: Support.NATIVE,
-    },
+    capabilities={Cap.LATENT_STAGE, Cap.LORA, Cap.GUIDANCE, Cap.LAZY_BUILD},
     tracks={"image": "latent"},
     inputs={"image": {"source": "takes"}},
     trainable="net",
@@ -93,14 +88,14 @@ class Net(nn.Module):
         return self.leave(self.dropout(hidden)).transpose(1, 2).view_as(x)
 
 
-class WorkbenchModel:
+class WorkbenchModel(DiffusionModel):
     """A `unirl.core.roles.DiffusionModel`. Condition: `text` [n, 6], a fixed random vector of each input:
     of its text and the names of its images."""
 
     spec: ModelSpec = SPEC
 
     def __init__(self, *, seed: int = 0, device: Any = "cpu", lazy: bool = False) -> None:
-        """lazy: the net is without values until `fill`, see `unirl.core.roles.LazyModel`."""
+        """lazy: the net is without values until `fill`, see `unirl.core.roles.Model`."""
         with torch.random.fork_rng(devices=[]):
             # Not `torch.manual_seed`, which notes a stack trace for each kind of device: milliseconds, of thousands.
             torch.default_generator.manual_seed(seed)

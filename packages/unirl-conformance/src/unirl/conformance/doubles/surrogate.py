@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from unirl.core.roles import Forward, Losses, LossTerm, Metric, Policy
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm, Metric, Policy
 from unirl.core.types.track import Track
 
 __all__ = ["CLIP", "PULL", "Call", "Pairs", "Surrogate", "clipped", "squared_distance"]
@@ -34,7 +34,7 @@ class Call:
     """Of a `loss`: the largest |ratio - 1| of rows that weigh something."""
 
 
-class Surrogate:
+class Surrogate(Algorithm):
     """A `unirl.core.roles.Algorithm`: PPO's clipped loss of every SDE step, and, where asked, the squared distance of
     the means to those of another policy. `calls` is what the backend did with it, in order.
     """

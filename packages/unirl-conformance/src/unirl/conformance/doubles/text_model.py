@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from unirl.core.errors import RecipeError
-from unirl.core.roles import DivergenceKind, OutputHead, TokenBatch
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.roles import DivergenceKind, OutputHead, TextModel, TokenBatch
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.spec import Miniature, ModelSpec
 from unirl.core.types.inputs import Inputs
@@ -48,13 +48,7 @@ SPEC = ModelSpec(
     summary="A decoder of some ten thousand weights, for trying engines, algorithms and backends",
     build=f"{__name__}:build",
     config=f"{__name__}:TextWorkbenchConfig",
-    capabilities={
-        Cap.LATENT_STAGE: Support.NO,
-        Cap.TEXT_STAGE: Support.NATIVE,
-        Cap.LORA: Support.NATIVE,
-        Cap.GUIDANCE: Support.NO,
-        Cap.LAZY_BUILD: Support.NO,
-    },
+    capabilities={Cap.TEXT_STAGE, Cap.LORA},
     tracks={"text": "text"},
     trainable="net",
     lora_targets=("mixed", "out", "up", "down"),
@@ -128,7 +122,7 @@ class TextNet(nn.Module):
         return states if is_hidden else self.leave(states), tuple(kept)
 
 
-class TextWorkbenchModel:
+class TextWorkbenchModel(TextModel):
     """A `unirl.core.roles.TextModel`. Tokens are the bytes of UTF-8, and a few special ones."""
 
     spec: ModelSpec = SPEC

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from unirl.core.roles import Forward, Losses, LossTerm
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm
 from unirl.core.types.track import Track
 from unirl.numerics.tokens.batches import pad_batch
 
@@ -21,7 +21,7 @@ from .track_numbers import log_probs_of, with_log_probs
 __all__ = ["TextSurrogate", "trained_plainly"]
 
 
-class TextSurrogate:
+class TextSurrogate(Algorithm):
     """A `unirl.core.roles.Algorithm`: PPO's clipped loss of every token, all of them alike."""
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:

@@ -6,16 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from torch import Tensor
-from unirl.core.roles import (
-    Algorithm,
-    CriticAlgorithm,
-    Forward,
-    Losses,
-    Metric,
-    Policy,
-    Replayed,
-    ReplayedTokens,
-)
+from unirl.core.roles import Algorithm, Forward, Losses, Metric, Policy, Replayed, ReplayedTokens
 from unirl.core.types.track import Track
 
 from .forward import SameForward
@@ -26,10 +17,10 @@ __all__ = ["CriticWitness", "Witness", "witness"]
 
 def witness(algorithm: Algorithm) -> Witness:
     """Of an algorithm with a critic, or without."""
-    return CriticWitness(algorithm) if isinstance(algorithm, CriticAlgorithm) else Witness(algorithm)
+    return CriticWitness(algorithm) if algorithm.trains_critic else Witness(algorithm)
 
 
-class Witness:
+class Witness(Algorithm):
     """An algorithm that does what another one does, and notes what it was given. Fits `unirl.core.roles.Algorithm`."""
 
     def __init__(self, algorithm: Algorithm) -> None:
@@ -71,9 +62,11 @@ class _Watched(SameForward):
 
 
 class CriticWitness(Witness):
-    """Fits `unirl.core.roles.CriticAlgorithm`."""
+    """The same for an algorithm with a critic."""
 
-    def __init__(self, algorithm: CriticAlgorithm) -> None:
+    trains_critic = True
+
+    def __init__(self, algorithm: Algorithm) -> None:
         super().__init__(algorithm)
         self._judge = algorithm
 

@@ -15,7 +15,7 @@ from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmBench
 from unirl.conformance.fixtures.trial import CLIP, apart, of_policy
 from unirl.core.match.match import match
 from unirl.core.recipe.stages import stages_of
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import (
     BackendConfig,
     PartConfig,
@@ -115,7 +115,7 @@ def _refusals(bench: AlgorithmBench, on: Collection[str], train: TrainConfig) ->
         "build": "unirl:none",
         "config": "unirl.core.specs.config:PartConfig",
     }
-    own = {Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE}
+    own = {Cap.WEIGHTS_FULL}
 
     def choice(spec: Any, config: PartConfig) -> Any:
         return Choice(key=spec.kind, spec=spec, config=config, dist=dist, version=version(dist))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import cast
 
 from unirl.conformance.claims import claim
 from unirl.conformance.fixtures.algorithm import AlgorithmBench
 from unirl.conformance.fixtures.trial import AlreadyAnchored, Trial
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.roles import Algorithm, StatefulAlgorithm
+from unirl.core.roles import Algorithm
 from unirl.core.types.track import Track
 from unirl.loop.algorithm_state import algorithm_state
 
@@ -65,7 +64,7 @@ def _step(trial: Trial, track: Track, algorithm: Algorithm) -> None:
     report, _ = trial.train(track, algorithm=_from_there(trial, algorithm), micro_batch_size=4)
     after = algorithm_state(algorithm)
     assert after == before, f"an update changed its state from {before} to {after}; end_step() alone may do that"
-    result = cast("StatefulAlgorithm", algorithm).end_step({**report.only, "samples": float(track.num_rows)})
+    result = algorithm.end_step({**report.only, "samples": float(track.num_rows)})
     wrong = {name: number for name, number in result.items() if number != number or abs(number) == float("inf")}
     assert not wrong, f"end_step() gave numbers for the log that are none: {wrong}"
 
@@ -76,7 +75,7 @@ def _from_there(trial: Trial, algorithm: Algorithm) -> Algorithm:
 
 
 def _with_state(algorithm: Algorithm, state: dict[str, object]) -> Algorithm:
-    cast("StatefulAlgorithm", algorithm).load_state(json.loads(json.dumps(state)))
+    algorithm.load_state(json.loads(json.dumps(state)))
     return algorithm
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from unirl.conformance.doubles.text_surrogate import TextSurrogate
 from unirl.conformance.doubles.trainee import Training
 from unirl.conformance.fixtures.backend import BackendBench, refuses
 from unirl.core.errors import CheckpointError, RecipeError
-from unirl.core.roles import CriticBackend, Job
+from unirl.core.roles import Backend, Job
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.sampling import TextSamplingConfig
@@ -127,7 +126,7 @@ def test_values_without_a_critic_are_refused(bench: BackendBench) -> None:
 @contextmanager
 def _backend(
     bench: BackendBench, *, training: Training | None = None, train: TrainConfig | None = None, has_critic: bool = True
-) -> Iterator[CriticBackend]:
+) -> Iterator[Backend]:
     """A backend over a text model of its own, closed at the end."""
     caps = (Cap.CRITIC,) if has_critic else ()
     config = bench.config(training or bench.trainings[0], *caps, lr=1e-2, max_grad_norm=None, **ADAMW)
@@ -135,17 +134,17 @@ def _backend(
     result = bench.subject.found("backend")
     backend = bench.workshop.build(result, config, model=model, train=train or TrainConfig(), steps=100, seed=3)
     try:
-        yield cast(CriticBackend, backend)
+        yield backend
     finally:
         backend.close()
 
 
-def _train(backend: CriticBackend, *numbers: int, device: str) -> None:
+def _train(backend: Backend, *numbers: int, device: str) -> None:
     for number in numbers:
         backend.train([Job(track=_track(number).to(device), algorithm=Judged())], progress=0.0)
 
 
-def _values(backend: CriticBackend, track: Track) -> Tensor:
+def _values(backend: Backend, track: Track) -> Tensor:
     values = backend.with_values(track).text.values
     assert values is not None, "with_values() gave a track without values"
     return torch.cat([row.cpu() for row in values])

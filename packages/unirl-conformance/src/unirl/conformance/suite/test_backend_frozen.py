@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.model import WorkbenchModel
 from unirl.conformance.doubles.trainee import largest_gap
 from unirl.conformance.fixtures.backend import GRADIENT, BackendBench, refuses
 from unirl.core.errors import RecipeError
-from unirl.core.roles import LazyBackend, Policy
+from unirl.core.roles import Policy
 from unirl.core.specs.capability import Cap
 
 FROZEN = "blocks.0."
@@ -80,7 +78,7 @@ def test_a_model_without_values_trains_as_one_with_them(bench: BackendBench) -> 
                 if lazy:
                     teacher = WorkbenchModel(device=bench.device, seed=1, lazy=True)
                     teacher.net.requires_grad_(False)
-                    cast(LazyBackend, trainee.backend).hold_frozen(teacher)
+                    trainee.backend.hold_frozen(teacher)
                     whole = WorkbenchModel(device=bench.device, seed=1)
                     gap = trainee.velocity(teacher.velocity) - trainee.velocity(whole.velocity)
                     bench.record(f"{training}: gap of a teacher's velocities", float(gap.abs().max()), bound=0.0)

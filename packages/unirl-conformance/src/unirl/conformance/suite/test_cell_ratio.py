@@ -8,7 +8,7 @@ from unirl.conformance.fixtures.cell import CellBench
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.match.mismatch_bounds import TEXT_FP32
 from unirl.core.roles import Algorithm
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import TrainConfig
 
 SERIAL = TrainConfig(replay="serial")
@@ -41,8 +41,8 @@ def test_log_probs_of_the_engine_are_those_of_training(bench: CellBench) -> None
     in the second: weights do not arrive as they were trained; look at names, LoRA scale and what is merged.
     """
     cap, engine = (Cap.LOG_PROBS_TOKEN if bench.is_text else Cap.LOG_PROBS_GAUSSIAN), bench.found("engine").spec
-    if engine.support(cap) is not Support.NATIVE:
-        raise NotApplicable(f"the claim is about {cap.value!r}; engine {engine.name!r} does not state it as its own")
+    if cap not in engine.capabilities:
+        raise NotApplicable(f"the claim is about {cap.value!r}; engine {engine.name!r} does not provide it")
     witness = _rounds(bench, rounds=2)
     bound = (CACHED if bench.is_text else 0.0) if bench.shares_weights else _half_of_what_stops(bench)
     assert len(witness.gaps) == 2, f"{len(witness.gaps)} of 2 rounds came with log-probs of the engine"

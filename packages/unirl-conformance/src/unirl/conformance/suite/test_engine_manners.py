@@ -95,7 +95,7 @@ def test_guidance_that_it_does_not_state_is_refused(bench: LatentEngineBench) ->
 
     If it fails: refuse a `guidance_scale` other than 1, or echo 1.
     """
-    if bench.native(Cap.GUIDANCE):
+    if bench.provides(Cap.GUIDANCE):
         raise NotApplicable(f"engine {bench.spec.name!r} states guidance")
     model = bench.model()
     request = bench.request(model, sampling={"guidance_scale": 3.0, "negative_prompt": "blurry"})

@@ -42,7 +42,7 @@ def test_echoed_sigmas_are_those_used(bench: LatentEngineBench) -> None:
     If it fails: look for a scheduler in the engine that recomputes its sigmas (`set_timesteps`, a shift applied a
     second time, the resolution's own shift), and hand it the request's.
     """
-    if not bench.native(Cap.INITIAL_NOISE) and not bench.native(Cap.TRAJECTORY_FULL):
+    if not bench.provides(Cap.INITIAL_NOISE) and not bench.provides(Cap.TRAJECTORY_FULL):
         raise NotApplicable(f"engine {bench.spec.name!r} promises neither a known start nor to return it")
     walk = bench.walk(*_sampled_at_odd_sigmas(bench))
     bench.record("off the sigmas' way", walk.error(walk.deterministic), bound=ROUNDING)
@@ -105,7 +105,7 @@ def test_step_noise_follows_the_seed(bench: LatentEngineBench) -> None:
     If it fails: draw with `unirl.numerics.noise.noise(..., ids=sample_ids, step=i)`, i counted from 0 over all steps,
     where the request has no `step_noise_ids`, else by column i of these; never by `noise_ids`, which a group may share.
     """
-    if not bench.native(Cap.TRAJECTORY_WINDOW) and not bench.native(Cap.TRAJECTORY_FULL):
+    if not bench.provides(Cap.TRAJECTORY_WINDOW) and not bench.provides(Cap.TRAJECTORY_FULL):
         raise NotApplicable(f"engine {bench.spec.name!r} returns no trajectory to take the noise from")
     kernel = bench.noisy_kernels[0]
     for shares, branches in (False, False), (True, False), (True, True):
@@ -150,13 +150,13 @@ def _sampled_at_odd_sigmas(bench: LatentEngineBench) -> tuple[Request, Track]:
 def started(bench: LatentEngineBench, *, same_initial_noise: bool) -> tuple[Request, Track]:
     """A track that stores the start, where the engine can store any of the trajectory."""
     sampling: dict[str, object] = {"same_initial_noise": same_initial_noise}
-    keeps_all = not bench.native(Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS)
+    keeps_all = not bench.provides(Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS)
     return bench.generate(sampling=sampling, keeps_all=keeps_all)
 
 
 def check_steps(bench: LatentEngineBench, *, steps: Sequence[Sequence[int]], num_steps: int) -> None:
     """Sample with these SDE steps of each row and look at every step that can be seen."""
-    if not bench.native(Cap.TRAJECTORY_WINDOW) and not bench.native(Cap.TRAJECTORY_FULL):
+    if not bench.provides(Cap.TRAJECTORY_WINDOW) and not bench.provides(Cap.TRAJECTORY_FULL):
         raise NotApplicable(f"engine {bench.spec.name!r} returns no trajectory to see the steps in")
     model, chosen = bench.model(), torch.tensor(steps)
     sampling = bench.with_kernel(bench.noisy_kernels[0]) | {"num_inference_steps": num_steps}

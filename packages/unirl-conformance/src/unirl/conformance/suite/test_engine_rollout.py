@@ -54,7 +54,7 @@ def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> N
     assert track.sample_weights.tolist() == [1.0] * request.num_rows, (
         f"weights are {track.sample_weights.tolist()}, 1 is wanted"
     )
-    if bench.native(Cap.INITIAL_NOISE):
+    if bench.provides(Cap.INITIAL_NOISE):
         bench.check_start(request, track)
 
 
@@ -67,7 +67,7 @@ def test_inputs_of_one_text_are_not_shared(bench: LatentEngineBench) -> None:
     """
     model = bench.model()
     roles = model.spec.inputs.get(bench.track)
-    if not roles or not bench.native(Cap.CONDITIONS):
+    if not roles or not bench.provides(Cap.CONDITIONS):
         raise NotApplicable(f"model {model.spec.name!r} takes no media, or no conditions come back")
     request = bench.request(model)
     inputs = request.inputs

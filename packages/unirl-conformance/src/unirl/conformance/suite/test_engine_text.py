@@ -86,7 +86,7 @@ def test_texts_are_about_their_own_media(bench: TextEngineBench) -> None:
             asked = request.select(rows)
             track = bench.sample(engine, asked)
             bench.check_made_by(model, asked, track, name="off the text about its image")
-            if bench.native(Cap.CONDITIONS):
+            if bench.provides(Cap.CONDITIONS):
                 expected = text_conditions(model, asked.inputs, sampling=asked.text.sampling)
                 result = track.conditions["positive"].to("cpu")
                 assert expected is not None

@@ -43,7 +43,7 @@ def test_a_window_holds_the_latents_around_sde_steps_and_the_end(bench: LatentEn
     assert track.latent.latents.shape[:2] == (6, 5), f"latents are {list(track.latent.latents.shape)}"
     walk = bench.walk(request, track)
     assert bool(walk.stochastic.any()), "no stochastic step is stored"
-    if bench.native(Cap.STEP_NOISE):
+    if bench.provides(Cap.STEP_NOISE):
         bench.record("off the way", walk.error(walk.stochastic, with_noise=True), bound=ROUNDING)
 
 
@@ -87,13 +87,13 @@ def test_every_kernel_of_the_spec_steps_by_its_formula(bench: LatentEngineBench)
     If it fails: the number says which kernel. Look at the velocity first (timestep scaling, conditions, dtype), then at
     mean and std; std is that of the transition, g sqrt(-dt), not the diffusion coefficient g.
     """
-    if not bench.native(Cap.TRAJECTORY_FULL) and not bench.native(Cap.INITIAL_NOISE):
+    if not bench.provides(Cap.TRAJECTORY_FULL) and not bench.provides(Cap.INITIAL_NOISE):
         raise NotApplicable(f"engine {bench.spec.name!r} promises neither a full trajectory nor a known start")
     for kernel in bench.kernels:
         # Not the last step: that of cps and ddim-eta has no noise.
-        sampling = bench.with_kernel(kernel, sde_steps=(0, 1, 2) if bench.native(Cap.SDE_STEPS) else ())
+        sampling = bench.with_kernel(kernel, sde_steps=(0, 1, 2) if bench.provides(Cap.SDE_STEPS) else ())
         walk = bench.walk(*bench.generate(sampling=sampling, **bench.storing_most()))
-        if bench.native(Cap.STEP_NOISE):
+        if bench.provides(Cap.STEP_NOISE):
             bench.record(f"{kernel} off", walk.error(walk.seen, with_noise=True), bound=ROUNDING)
             continue
         bench.record(f"{kernel} off", walk.error(walk.deterministic), bound=ROUNDING)
@@ -198,7 +198,7 @@ def test_kernels_and_guidances_of_plugins_are_computed(bench: LatentEngineBench)
     If it fails: take kernel and guidance of the request's sampler by name, encode `branch_inputs(request)`, and hand
     the velocities to `combine` under the names of their branches.
     """
-    stochastic = (0, 1, 2) if bench.native(Cap.SDE_STEPS) else ()
+    stochastic = (0, 1, 2) if bench.provides(Cap.SDE_STEPS) else ()
     sampling = bench.with_kernel(KERNEL, eta=0.25, sde_steps=stochastic) | GUIDED
     sampling |= {"kernel_options": {"factor": 1.5}, "guidance_mode": GUIDANCE, "guidance_options": {"away": 0.5}}
     request, track = bench.generate(sampling=sampling, **bench.storing_most())
@@ -206,11 +206,11 @@ def test_kernels_and_guidances_of_plugins_are_computed(bench: LatentEngineBench)
     echoed = (sampler.kernel, dict(sampler.options), sampler.guidance_mode, dict(sampler.guidance_options))
     expected = (KERNEL, {"factor": 1.5}, GUIDANCE, {"away": 0.5})
     assert echoed == expected, f"got {echoed} in the echo, expected {expected}"
-    if bench.native(Cap.CONDITIONS):
+    if bench.provides(Cap.CONDITIONS):
         for branch in ("positive", "negative", "empty"):
             bench.check_conditions(request, track, branch)
     walk = bench.walk(request, track)
-    chosen = walk.seen if bench.native(Cap.STEP_NOISE) else walk.deterministic
+    chosen = walk.seen if bench.provides(Cap.STEP_NOISE) else walk.deterministic
     if not bool(chosen.any()):
         raise NotApplicable(f"engine {bench.spec.name!r} promises neither a known start nor a trajectory to see")
     bench.record("off the way", walk.error(chosen, with_noise=True), bound=ROUNDING)

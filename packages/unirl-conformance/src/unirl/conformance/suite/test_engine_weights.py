@@ -136,7 +136,7 @@ def test_sleep_and_wake_give_the_same_samples(bench: EngineBench) -> None:
     model, trainer = bench.fresh_model(), bench.fresh_model()
     request = bench.decided_request(model)
     with bench.engine(model, enable=Cap.SLEEP) as engine:
-        if bench.native(Cap.WEIGHTS_FULL):
+        if bench.provides(Cap.WEIGHTS_FULL):
             perturb(trainer, seed=1)
             engine.load_weights(full_update(trainer, version=7))
         before = bench.sample(engine, request)

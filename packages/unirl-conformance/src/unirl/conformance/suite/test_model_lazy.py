@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from unirl.conformance.claims import claim
 from unirl.conformance.fixtures.model import ModelBench
-from unirl.core.roles import lazy_model
 from unirl.core.specs.capability import Cap
 
 
@@ -20,7 +19,7 @@ def test_a_lazy_build_is_filled_with_the_weights_of_an_eager_one(bench: ModelBen
     that they have when they are loaded, and fill it by `CheckpointValues`. A buffer that differs was made on the meta
     device; a tie that is lost was made before the parameters were replaced.
     """
-    eager, lazy = bench.fresh_model(), lazy_model(bench.fresh_model(lazy=True))
+    eager, lazy = bench.fresh_model(), bench.fresh_model(lazy=True)
     module = lazy.trainable
     valued = [name for name, param in module.named_parameters() if not param.is_meta]
     assert not valued, f"{len(valued)} parameters have values before `fill`, such as {valued[0]!r}"

@@ -12,7 +12,6 @@ from unirl.conformance.fixtures.plugin import PluginBench
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.names import did_you_mean
 from unirl.core.plugins.loading import PART_NAME
-from unirl.core.specs.capability import CAPABILITIES_OF, Support
 from unirl.core.specs.spec import AlgorithmSpec, ModelSpec, RewardSpec, Spec
 
 SUMMARY_LENGTH = 120
@@ -42,25 +41,6 @@ def test_names_are_lower_case_with_dashes(bench: PluginBench) -> None:
     names = [bench.loaded.name, *(spec.name for spec in bench.plugin.specs)]
     wrong = [name for name in names if not PART_NAME.fullmatch(name)]
     assert not wrong, f"{', '.join(map(repr, wrong))}: must be lower case letters and digits with dashes between them"
-
-
-@claim("plugin", tier="static")
-def test_every_capability_of_its_kind_is_stated(bench: PluginBench) -> None:
-    """Each part says of every capability of its kind whether it has it: native, replay or no; and of no other.
-
-    What is not stated is rejected as unknown, which tells a user nothing about what the part can do.
-
-    If it fails: add the missing lines to `capabilities` of the spec, with `Support.NO` where it is not there;
-    `unirl.core.specs.capability.CAPABILITIES_OF` lists them by kind.
-    """
-    wrong: list[str] = []
-    for spec in bench.specs:
-        ours = CAPABILITIES_OF[spec.kind]
-        missing = [cap.value for cap in ours if spec.support(cap) is Support.UNKNOWN]
-        strange = [cap.value for cap in spec.capabilities if cap not in ours]
-        wrong += [f"{_called(spec)} does not state {', '.join(missing)}"] if missing else []
-        wrong += [f"{_called(spec)} states {', '.join(strange)}, which no {spec.kind} has"] if strange else []
-    assert not wrong, "; ".join(wrong)
 
 
 @claim("plugin", tier="static")

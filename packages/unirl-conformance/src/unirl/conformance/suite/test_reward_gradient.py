@@ -9,7 +9,7 @@ from unirl.conformance.fixtures.reward import RewardBench, flags_of, pixels_of, 
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.errors import UniRLError
 from unirl.core.roles import Reward, ScoreInput
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 
 DIRECTIONS = 4
 STEPS = {torch.float64: (1e-3, 2.5e-4, 6e-5, 1.5e-5), torch.float32: (5e-2, 1.2e-2, 3e-3, 8e-4)}
@@ -48,7 +48,7 @@ def test_an_undeclared_gradient_is_absent_or_correct(bench: RewardBench) -> None
     If it fails: cut the graph (`images.detach()`, or `no_grad` around the score).
     """
     _needs_pixels(bench)
-    if bench.spec.support(Cap.REWARD_DIFFERENTIABLE) is Support.NATIVE:
+    if Cap.REWARD_DIFFERENTIABLE in bench.spec.capabilities:
         raise NotApplicable("the reward promises its gradient, which is a claim of its own")
     with bench.reward() as reward:
         for samples in bench.batches():

@@ -11,7 +11,7 @@ from unirl.conformance.claims import claim
 from unirl.conformance.fixtures.reward import RewardBench, flags_of, pictures, pixels_of, with_media
 from unirl.conformance.verdicts import NotApplicable, NotRun
 from unirl.core.roles import ScoreInput, Scores
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 
 WEIGHTS = (0.25, -3.0)
 """Besides 1: smaller, larger and negative, as for a reward that is to be avoided."""
@@ -89,7 +89,7 @@ def test_a_sample_has_a_score_in_every_batch_or_in_none(bench: RewardBench) -> N
     another order, and for a batch that is given up because one sample of it failed.
     """
     leaves_out = False
-    by_group = bench.spec.support(Cap.REWARD_GROUP) is Support.NATIVE
+    by_group = Cap.REWARD_GROUP in bench.spec.capabilities
     with bench.reward() as reward:
         for samples in bench.batches():
             count = len(samples.sample_ids)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from ..names import did_you_mean
-from ..specs.capability import Cap, Support
+from ..specs.capability import Cap
 from ..types.data import Prompt
 from .prompts import kind_of, read_prompts
 
@@ -98,7 +98,7 @@ def _check_media(row: Prompt, stages: Sequence[Stage]) -> None:
         elif unfit and not problem:
             problem = f"got {given.count(unfit[0]) or 'no'} media of role {unfit[0]!r}, of which model "
             problem += f"{stage.model.name!r} needs one"
-        elif here and not problem and stage.engine.spec.support(Cap.MEDIA_REFS) is not Support.NATIVE:
+        elif here and not problem and Cap.MEDIA_REFS not in stage.engine.spec.capabilities:
             problem = f"got media of role {here[0]!r}, but engine {stage.engine.name!r} takes none"
     if problem:
         raise DataError(f"{row.where}: {problem}. Change the prompt file, or choose another model or engine.")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..limits import Reason
-from ..specs.capability import Cap, Support
+from ..specs.capability import Cap
 
 if TYPE_CHECKING:
     from ..specs.plan import Plan, Stage
@@ -53,7 +53,7 @@ def _own_weights(plan: Plan, stage: Stage) -> Iterator[Reason]:
     ahead, launcher = plan.run.max_staleness, plan.launcher
     separates = launcher.spec.separates if launcher is not None else None
     if launcher is None or separates is None:
-        if stage.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE:
+        if Cap.WEIGHTS_SHARED in stage.engine.spec.capabilities:
             yield Reason(
                 key="run.max_staleness",
                 text=f"got {ahead}; engine {stage.engine.name!r} shares its weights with training, which would change "

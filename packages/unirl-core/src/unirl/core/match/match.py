@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..limits import Reason, broken_limits
 from ..plugins.bridges import lacks_bridge
 from ..plugins.loading import describe_failure
-from ..specs.capability import Cap, Needs, Support
+from ..specs.capability import Cap, Needs
 from ..specs.config import PartConfig
 from ..specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 from .asynchrony import asynchrony
@@ -93,8 +93,8 @@ def match_parts(
 ) -> Verdict:
     """Whether parts are compatible by their specs, whatever their settings. Used for the matrix and the docs."""
     both = (Cap.TRAIN_LORA, Cap.TRAIN_FULL)
-    offered = [cap for cap in both if backend is None or backend.support(cap) is Support.NATIVE]
-    fitting = [cap for cap in offered if cap is Cap.TRAIN_FULL or model.support(Cap.LORA) is Support.NATIVE]
+    offered = [cap for cap in both if backend is None or cap in backend.capabilities]
+    fitting = [cap for cap in offered if cap is Cap.TRAIN_FULL or Cap.LORA in model.capabilities]
     trains = fitting or offered or both
     result = _parts(model, engine, algorithm, backend, rewards or {}, needs=algorithm.needs, trains=trains)
     return Verdict(reasons=tuple(result))
@@ -158,8 +158,8 @@ def _parts(
     if needs.trajectory != "none":
         for cap in ECHOED:
             yield from lacks("engine", engine, cap, asks=f"{asks}, which trains on trajectories,")
-        window = engine.support(Cap.TRAJECTORY_WINDOW) is Support.NATIVE
-        full = engine.support(Cap.TRAJECTORY_FULL) is Support.NATIVE
+        window = Cap.TRAJECTORY_WINDOW in engine.capabilities
+        full = Cap.TRAJECTORY_FULL in engine.capabilities
         if not full and (needs.trajectory == "full" or not window):
             cap = Cap.TRAJECTORY_FULL if needs.trajectory == "full" else Cap.TRAJECTORY_WINDOW
             yield from lacks("engine", engine, cap, asks=asks)
@@ -193,13 +193,13 @@ def _backend(
     has_teacher: bool = False,
 ) -> Iterator[Reason]:
     asks = f"algorithm {algorithm.name!r}"
-    if not any(backend.support(cap) is Support.NATIVE for cap in trains):
+    if not any(cap in backend.capabilities for cap in trains):
         yield Reason(key="backend", text=f"backend {backend.name!r} does not support {listed(trains)}.")
     if tuple(trains) == (Cap.TRAIN_LORA,):
         yield from lacks("model", model, Cap.LORA, asks="training LoRA adapters")
-    if engine.support(Cap.WEIGHTS_SHARED) is not Support.NATIVE:
+    if Cap.WEIGHTS_SHARED not in engine.capabilities:
         carriers = {Cap.TRAIN_LORA: (Cap.WEIGHTS_LORA, Cap.WEIGHTS_FULL), Cap.TRAIN_FULL: (Cap.WEIGHTS_FULL,)}
-        if not any(engine.support(c) is Support.NATIVE for cap in trains for c in carriers[cap]):
+        if not any(c in engine.capabilities for cap in trains for c in carriers[cap]):
             yield Reason(
                 key="engine",
                 text=f"engine {engine.name!r} neither shares the training weights nor accepts weight updates "
@@ -207,7 +207,7 @@ def _backend(
             )
     if needs.reference == "policy" and not has_teacher:
         ways = [Cap.REFERENCE_ADAPTER_OFF if cap is Cap.TRAIN_LORA else Cap.REFERENCE_COPY for cap in trains]
-        if not any(backend.support(cap) is Support.NATIVE for cap in ways):
+        if not any(cap in backend.capabilities for cap in ways):
             yield from lacks("backend", backend, ways[0], asks=f"{asks} with a KL penalty to the reference policy")
     if needs.critic:
         yield from lacks("backend", backend, Cap.CRITIC, asks=asks)

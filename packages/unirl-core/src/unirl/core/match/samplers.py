@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..limits import Reason
 from ..names import did_you_mean
-from ..specs.capability import Cap, Support
+from ..specs.capability import Cap
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
@@ -28,12 +28,12 @@ def sampler_problems(
         ("kernel", sampling.kernel, kernels),
         ("guidance_mode", sampling.guidance_mode, guidances),
     ):
-        others = sorted(offered or ()) if engine.support(Cap.PLUGIN_SAMPLERS) is Support.NATIVE else []
+        others = sorted(offered or ()) if Cap.PLUGIN_SAMPLERS in engine.capabilities else []
         available = ", ".join([*sorted(short), *others]) or "nothing"
         if ":" not in value and value not in short:
             text = f"got {value!r}; engine {engine.name!r} supports {available}{did_you_mean(value, short) or '.'}"
             yield Reason(key=f"{key}.{name}", text=text)
-        elif ":" in value and engine.support(Cap.PLUGIN_SAMPLERS) is not Support.NATIVE:
+        elif ":" in value and Cap.PLUGIN_SAMPLERS not in engine.capabilities:
             text = f"got {value!r}; engine {engine.name!r} computes none of plugins. It supports {available}."
             yield Reason(key=f"{key}.{name}", text=text)
         elif ":" in value and offered is not None and value not in offered:

@@ -7,6 +7,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -367,7 +368,7 @@ def _checked_names(hook: str, answer: object) -> tuple[list[str], list[str]]:
 
 
 def _wrong_fields(spec: Spec) -> Iterator[str]:
-    """Fields of a spec with a wrong type or value: strings, tuples, and members of a closed set."""
+    """Fields of a spec with a wrong type or value: strings, tuples, sets, and members of a closed set."""
     for name, hint in _field_types(type(spec)).items():
         value: object = getattr(spec, name)
         if name in ("build", "config") and not (isinstance(value, str) and TARGET.fullmatch(value)):
@@ -376,6 +377,8 @@ def _wrong_fields(spec: Spec) -> Iterator[str]:
             yield f"{name}: got {value!r}, expected one of {', '.join(map(repr, get_args(hint)))}"
         elif (hint is str and not isinstance(value, str)) or (get_origin(hint) is tuple and type(value) is not tuple):
             yield f"{name}: got {_brief(value)}, expected a {'string' if hint is str else 'tuple'}"
+        elif get_origin(hint) is AbstractSet and not isinstance(value, AbstractSet):
+            yield f"{name}: got {_brief(getattr(spec, name))}, expected a set"
     if isinstance(spec, AlgorithmSpec):
         yield from wrong_proposals(spec)
 

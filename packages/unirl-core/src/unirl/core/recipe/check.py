@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..errors import RecipeError
 from ..names import did_you_mean
-from .renamed import renamed
 
 if TYPE_CHECKING:
     from .origins import Layer, Slot
@@ -172,8 +171,6 @@ def _check_node(node: DictConfig, path: str) -> None:
     known = {item.name for item in fields(kind)} if kind is not None and is_dataclass(kind) else None
     for key in node:
         here = f"{path}.{key}" if path else str(key)
-        if known is not None and key not in known and (new := renamed(here)):
-            raise RecipeError(f"{here}: this key is now called {new}.")
         if known is not None and key not in known:
             raise RecipeError(
                 f"{here}: {cast(type, kind).__name__} has no such key{did_you_mean(str(key), known) or '.'} "

@@ -17,7 +17,6 @@ from ..plugins.registry import install_hint, known_parts
 from ..specs.spec import Kind
 from .files import PART_GROUPS, list_recipes
 from .hydra_source import SAMPLING
-from .renamed import renamed
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
@@ -116,8 +115,6 @@ def _missing_config(error: MissingConfigException, catalog: Catalog) -> UniRLErr
 def _unknown_key(error: OmegaConfBaseException, *, where: str) -> RecipeError:
     parent, full = error.parent_node, str(error.full_key)
     section, _, key = full.rpartition(".")
-    if new := renamed(full):
-        return RecipeError(f"{full}: this key is now called {new}{where}.")
     node = parent if isinstance(parent, DictConfig) else OmegaConf.create({})
     kind = OmegaConf.get_type(node)
     known = [str(name) for name in node if name != "hydra"]

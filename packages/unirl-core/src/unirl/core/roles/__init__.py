@@ -2,30 +2,21 @@
 
 The loop calls nothing else. A model is plain torch and knows nothing of engines or trainers; an engine turns a request
 into a track; a backend owns what trains; an algorithm returns loss terms and never runs backward itself.
+
+Models, backends and algorithms inherit their role, for the defaults of optional methods. A class that has every method
+that is called on it works without.
 """
 
-from .critic import CriticAlgorithm, CriticBackend
 from .engine import Engine, WeightReceipt, WeightUpdate
 from .model import (
-    ComparedTextModel,
     DiffusionModel,
     DivergenceKind,
-    EncodingModel,
-    LazyModel,
-    MediaTextModel,
     Model,
     OutputHead,
-    SequenceModel,
-    StoredTextModel,
     TextModel,
     TokenBatch,
-    VerifiedModel,
     diffusion_model,
-    lazy_model,
-    media_text_model,
-    sequence_model,
     text_model,
-    verified_model,
 )
 from .reward import GradientScore, Reward, ScoreInput, Scores
 from .tracker import RunInfo, Tracker
@@ -34,14 +25,12 @@ from .training import (
     Backend,
     Forward,
     Job,
-    LazyBackend,
     Losses,
     LossTerm,
     Metric,
     Policy,
     Replayed,
     ReplayedTokens,
-    StatefulAlgorithm,
     TrainReport,
 )
 from .transport import PieceLike, RemoteRowsLike, Transport, TransportCounts, TransportPlace
@@ -49,21 +38,14 @@ from .transport import PieceLike, RemoteRowsLike, Transport, TransportCounts, Tr
 __all__ = [
     "Algorithm",
     "Backend",
-    "ComparedTextModel",
-    "CriticAlgorithm",
-    "CriticBackend",
     "DiffusionModel",
     "DivergenceKind",
-    "EncodingModel",
     "Engine",
     "Forward",
     "GradientScore",
     "Job",
-    "LazyBackend",
-    "LazyModel",
     "LossTerm",
     "Losses",
-    "MediaTextModel",
     "Metric",
     "Model",
     "OutputHead",
@@ -76,9 +58,6 @@ __all__ = [
     "RunInfo",
     "ScoreInput",
     "Scores",
-    "SequenceModel",
-    "StatefulAlgorithm",
-    "StoredTextModel",
     "TextModel",
     "TokenBatch",
     "Tracker",
@@ -86,13 +65,8 @@ __all__ = [
     "Transport",
     "TransportCounts",
     "TransportPlace",
-    "VerifiedModel",
     "WeightReceipt",
     "WeightUpdate",
     "diffusion_model",
-    "lazy_model",
-    "media_text_model",
-    "sequence_model",
     "text_model",
-    "verified_model",
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from ..specs.capability import Cap, Support
+from ..errors import RecipeError
 from ..types.array import Array, Module, Ragged
+from .absent import absent
 
 if TYPE_CHECKING:
     from ..specs.spec import ModelSpec
@@ -15,82 +17,60 @@ if TYPE_CHECKING:
     from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
 
 __all__ = [
-    "ComparedTextModel",
     "DiffusionModel",
     "DivergenceKind",
-    "EncodingModel",
-    "LazyModel",
-    "MediaTextModel",
     "Model",
     "OutputHead",
-    "SequenceModel",
-    "StoredTextModel",
     "TextModel",
     "TokenBatch",
-    "VerifiedModel",
     "diffusion_model",
-    "lazy_model",
-    "media_text_model",
-    "sequence_model",
     "text_model",
-    "verified_model",
 ]
 
 
 class Model(Protocol):
     """What every model has. Build: `build(config, *, device) -> Model`, a `DiffusionModel` or a `TextModel`.
 
-    One with the capability `lazy-build` also takes `lazy`: true makes it a `LazyModel`. One whose spec names
-    `optional_parts` also takes `serves`, a frozenset of those to load; by default all of them. Using another one raises
-    RunFailed; all else, schedule and shapes included, is the same without it.
+    With the capability `lazy-build` it also takes `lazy`: if true, the parameters of `trainable` are on the meta
+    device, without values, in the dtypes that they have otherwise. Buffers, and all that is outside of it, have their
+    values. The backend shards `trainable` and then calls `fill`. With `optional_parts` in its spec it also takes
+    `serves`, a frozenset of those to load; by default all of them. Using another one raises RunFailed; all else,
+    schedule and shapes included, is the same without it.
+
+    Inherit the role: methods that the spec does not promise then have defaults, which raise an error that names them.
     """
 
     spec: ModelSpec
     device: Any
 
     @property
+    @abstractmethod
     def trainable(self) -> Module:
         """The module that trains: those of its parameters that require a gradient when a backend takes it. The others
         stay as they are. A backend may wrap its blocks in place, never replace it."""
-        ...
-
-
-class LazyModel(Model, Protocol):
-    """A model with the capability `lazy-build`, built with `lazy=True`.
-
-    The parameters of `trainable` are on the meta device, without values, in the dtypes that they have otherwise.
-    Buffers, and all that is outside of it, have their values. The backend shards `trainable` and then calls `fill`.
-    """
 
     def fill(self, tensors: Mapping[str, Array]) -> None:
-        """Set these parameters and persistent buffers of `trainable`, or this rank's
+        """With `lazy-build`: set these parameters and persistent buffers of `trainable`, or this rank's
         shards of them, to the values of the checkpoint.
 
         tensors: by their names in the module as it was built, any of them, in any floating dtype. Values are those of a
         model that is not lazy: rounded to its dtypes first. Not collective; no rank holds more than a piece of a tensor
         besides its shards.
         """
-        ...
-
-
-class VerifiedModel(LazyModel, Protocol):
-    """A model whose spec says `verifies_values`: it compares itself with a reference for each checkpoint, beyond its
-    tests. Not built lazily, it has done so when `build` returns."""
+        raise absent(f"model {self.spec.name!r}", self, "fill", "with the capability 'lazy-build'")
 
     def verify(self) -> None:
-        """Compare what the filled `trainable` computes with its reference. Called once a lazily built model has its
-        values, before anything else runs it. Collective: every rank calls it, and runs `trainable` equally often.
+        """With `verifies_values`: compare what the filled `trainable` computes with a reference for each checkpoint,
+        beyond the tests of the model.
 
+        Called once a lazily built model has its values, before anything else runs it; not built lazily, it has done so
+        when `build` returns. Collective: every rank calls it, and runs `trainable` equally often.
         Raises RecipeError, key `model.path`, with the difference.
         """
-        ...
-
-
-class SequenceModel(Model, Protocol):
-    """A model whose spec says `splits_sequence`."""
+        raise absent(f"model {self.spec.name!r}", self, "verify", "whose spec states `verifies_values`")
 
     def split_sequence(self, mesh: Any) -> None:
-        """Split the sequence of every later forward of `trainable` over ranks, in place.
+        """With `splits_sequence`: split the sequence of every later forward of `trainable` over ranks, in place.
 
         mesh: a `torch.distributed.DeviceMesh` of one dim. Its ranks get the same rows and call `trainable` equally
         often. Outputs are whole, and the same on all; the gradient of a rank is its share, for every parameter: those
@@ -98,46 +78,48 @@ class SequenceModel(Model, Protocol):
         Raises RecipeError, key `backend.mesh.sequence`, for attention heads that the ranks cannot share evenly, before
         anything changes; a forward raises it for such a sequence.
         """
-        ...
+        raise absent(f"model {self.spec.name!r}", self, "split_sequence", "whose spec states `splits_sequence`")
 
 
 class DiffusionModel(Model, Protocol):
     """A denoiser with its encoders and decoder."""
 
+    @abstractmethod
     def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
         """Conditions of each input: name -> [len(inputs), ...], or as many arrays of any shape. No gradient.
 
         inputs: distinct ones. Media among them have roles that `ModelSpec.inputs` names.
         """
-        ...
 
+    @abstractmethod
     def velocity(self, x: Array, sigma: Array, conditions: Mapping[str, Any]) -> Array:
         """Velocity x1 - x0 at noise level sigma.
 
         x: [B, ...] fp32.  sigma: [B] in [0, 1].  conditions: as `encode` gives them, one entry per row.
         Returns [B, ...] fp32.
         """
-        ...
 
+    @abstractmethod
     def schedule(self, sampling: LatentSamplingConfig) -> Array:
         """Sigmas [T+1], fp32, falling, ending in 0."""
-        ...
 
+    @abstractmethod
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """Shape of one sample's latent."""
-        ...
 
+    @abstractmethod
     def decode(self, latents: Array) -> Array:
         """Media of latents [N, ...]: images [N, 3, H, W] or videos [N, F, 3, H, W], fp32 in [0, 1]."""
-        ...
-
-
-class EncodingModel(DiffusionModel, Protocol):
-    """A diffusion model that also encodes media, for engines that read stored samples."""
 
     def latents_of(self, media: Array) -> Array:
-        """Clean latents [N, ...] fp32 of media as `decode` gives them, the most likely ones. No gradient."""
-        ...
+        """Clean latents [N, ...] fp32 of media as `decode` gives them, the most likely ones. No gradient.
+
+        For engines that read stored samples.
+        """
+        raise RecipeError(
+            f"model: got {self.spec.name!r}, which does not implement latents_of(); expected one that encodes stored "
+            "samples."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,90 +148,7 @@ class TokenBatch:
     lengths: tuple[int, ...]
     """Generated tokens of each row; `to_rows` takes them."""
     conditions: Mapping[str, Ragged] = field(default_factory=lambda: dict[str, Ragged]())
-    """name -> one entry per row, of models that read media; see `MediaTextModel`."""
-
-
-class TextModel(Model, Protocol):
-    """A decoder of tokens with its tokenizer."""
-
-    @property
-    def stop_tokens(self) -> tuple[int, ...]:
-        """Tokens that end a text, by the checkpoint's own settings."""
-        ...
-
-    @property
-    def vocabulary(self) -> Mapping[str, int]:
-        """Every token with its id. Read where another model is the reference policy: the two must be equal."""
-        ...
-
-    @property
-    def pad_token(self) -> int:
-        """What fills rows up; never looked at."""
-        ...
-
-    @property
-    def packs(self) -> bool:
-        """`score` takes packed batches: its attention keeps the samples of a row apart."""
-        ...
-
-    def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Array]:
-        """Tokens [P] int64 of each input on the CPU, with the chat template as `sampling` asks; P >= 1.
-
-        inputs: distinct ones. Media among them have roles that `ModelSpec.inputs` names.
-        """
-        ...
-
-    def texts(self, tokens: Sequence[Array]) -> list[str]:
-        """Each sample's tokens [L] as text, without special tokens."""
-        ...
-
-    def score(self, batch: TokenBatch, *, temperature: float, with_entropy: bool = False) -> tuple[Array, Array | None]:
-        """Log-prob [T] fp32 of each target under softmax(logits / temperature), and the entropy [T] of that.
-
-        With gradient, unless in no_grad. Never holds [B, L, V].
-        """
-        ...
-
-    @property
-    def trunk(self) -> Module:
-        """The part of `trainable` whose outputs are the hidden states, without the output projection."""
-        ...
-
-    @property
-    def hidden_size(self) -> int:
-        """Size D of the hidden states."""
-        ...
-
-    def hidden(self, batch: TokenBatch, *, trunk: Module | None = None) -> Array:
-        """Last hidden state [T, D] at each target's position, what the output projection would be given there.
-
-        trunk: to run in place of its own, a copy of it, such as that of a critic. With gradient, unless in no_grad.
-        """
-        ...
-
-    def next_logits(self, tokens: Array, *, positions: Array, attention_mask: Array, cache: Any) -> tuple[Array, Any]:
-        """Logits [B, V] fp32 after the last of tokens [B, L], and the cache with them in it.
-
-        positions: [B, L].  attention_mask: [B, cached + L] bool, False at padding on the left.  cache: what the call
-        before gave; None at the start. No gradient.
-        """
-        ...
-
-    def select_cache(self, cache: Any, rows: Array) -> Any:
-        """The cache of these rows alone: the others have ended. rows: [B'] int64."""
-        ...
-
-
-class StoredTextModel(TextModel, Protocol):
-    """A text model that also gives the tokens of completions, for engines that read stored samples."""
-
-    def completion_tokens(self, texts: Sequence[str]) -> list[Array]:
-        """Tokens [L] int64 of each completion on the CPU, as a rollout would have given them: with a stop token at the
-        end, L >= 2.
-
-        Raises DataError for a text that its tokens do not give again exactly, such as one with special tokens in it.
-        """
-        ...
+    """name -> one entry per row, of models that read media; see `TextModel.conditions`."""
 
 
 DivergenceKind = Literal["forward", "reverse", "jensen"]
@@ -266,12 +165,99 @@ class OutputHead:
     """[V, D] output projection. Valid after the forward, whatever shards or swaps the weights."""
 
 
-class ComparedTextModel(TextModel, Protocol):
-    """A text model that gives divergences between its distributions and a teacher's, and can be such a teacher."""
+class TextModel(Model, Protocol):
+    """A decoder of tokens with its tokenizer."""
+
+    @property
+    @abstractmethod
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a text, by the checkpoint's own settings."""
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> Mapping[str, int]:
+        """Every token with its id. Read where another model is the reference policy: the two must be equal."""
+
+    @property
+    @abstractmethod
+    def pad_token(self) -> int:
+        """What fills rows up; never looked at."""
+
+    @property
+    @abstractmethod
+    def packs(self) -> bool:
+        """`score` takes packed batches: its attention keeps the samples of a row apart."""
+
+    @abstractmethod
+    def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Array]:
+        """Tokens [P] int64 of each input on the CPU, with the chat template as `sampling` asks; P >= 1.
+
+        inputs: distinct ones. Media among them have roles that `ModelSpec.inputs` names.
+        """
+
+    @abstractmethod
+    def texts(self, tokens: Sequence[Array]) -> list[str]:
+        """Each sample's tokens [L] as text, without special tokens."""
+
+    @abstractmethod
+    def score(self, batch: TokenBatch, *, temperature: float, with_entropy: bool = False) -> tuple[Array, Array | None]:
+        """Log-prob [T] fp32 of each target under softmax(logits / temperature), and the entropy [T] of that.
+
+        With gradient, unless in no_grad. Never holds [B, L, V].
+        """
+
+    @property
+    @abstractmethod
+    def trunk(self) -> Module:
+        """The part of `trainable` whose outputs are the hidden states, without the output projection."""
+
+    @property
+    @abstractmethod
+    def hidden_size(self) -> int:
+        """Size D of the hidden states."""
+
+    @abstractmethod
+    def hidden(self, batch: TokenBatch, *, trunk: Module | None = None) -> Array:
+        """Last hidden state [T, D] at each target's position, what the output projection would be given there.
+
+        trunk: to run in place of its own, a copy of it, such as that of a critic. With gradient, unless in no_grad.
+        """
+
+    @abstractmethod
+    def next_logits(self, tokens: Array, *, positions: Array, attention_mask: Array, cache: Any) -> tuple[Array, Any]:
+        """Logits [B, V] fp32 after the last of tokens [B, L], and the cache with them in it.
+
+        positions: [B, L].  attention_mask: [B, cached + L] bool, False at padding on the left.  cache: what the call
+        before gave; None at the start. No gradient. A model that reads media also takes `conditions`, one entry per
+        row: with the prompts alone, where `cache` is None; None afterwards.
+        """
+
+    @abstractmethod
+    def select_cache(self, cache: Any, rows: Array) -> Any:
+        """The cache of these rows alone: the others have ended. rows: [B'] int64."""
+
+    def conditions(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> Mapping[str, Ragged]:
+        """With `inputs` in its spec: what the model reads of each input besides its `prompt_tokens`, such as pixel
+        patches: name -> one entry per input. A function of each input alone. No gradient.
+
+        inputs: distinct ones. Raises DataError for media that cannot be read.
+        """
+        raise absent(f"model {self.spec.name!r}", self, "conditions", "whose spec states `inputs`")
+
+    def completion_tokens(self, texts: Sequence[str]) -> list[Array]:
+        """Tokens [L] int64 of each completion on the CPU, as a rollout would have given them: with a stop token at the
+        end, L >= 2. For engines that read stored samples.
+
+        Raises DataError for a text that its tokens do not give again exactly, such as one with special tokens in it.
+        """
+        raise RecipeError(
+            f"model: got {self.spec.name!r}, which does not implement completion_tokens(); expected one that does, to "
+            "read stored completions."
+        )
 
     def output_head(self, batch: TokenBatch) -> OutputHead:
-        """Of each target of the batch. No gradient."""
-        ...
+        """Of each target of the batch. No gradient. For models that are compared with others, or teach them."""
+        raise _not_compared(self, "output_head")
 
     def divergence(
         self,
@@ -289,31 +275,7 @@ class ComparedTextModel(TextModel, Protocol):
         beta: weight of the teacher in the mixture of `jensen`.  top_k: tokens compared one by one, the teacher's
         likeliest; all others count as one. None compares every token.  temperature: of both.
         """
-        ...
-
-
-class MediaTextModel(TextModel, Protocol):
-    """A text model that reads media: its `ModelSpec.inputs` says which. Its token batches have conditions."""
-
-    def conditions(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> Mapping[str, Ragged]:
-        """What the model reads of each input besides its `prompt_tokens`, such as pixel patches: name -> one entry per
-        input. A function of each input alone. No gradient.
-
-        inputs: distinct ones. Raises DataError for media that cannot be read.
-        """
-        ...
-
-    def next_logits(
-        self,
-        tokens: Array,
-        *,
-        positions: Array,
-        attention_mask: Array,
-        cache: Any,
-        conditions: Mapping[str, Ragged] | None = None,
-    ) -> tuple[Array, Any]:
-        """As `TextModel.next_logits`. conditions: one entry per row, with the prompts alone, where `cache` is None."""
-        ...
+        raise _not_compared(self, "divergence")
 
 
 def diffusion_model(model: Model) -> DiffusionModel:
@@ -328,25 +290,9 @@ def text_model(model: Model) -> TextModel:
     return cast("TextModel", model)
 
 
-def lazy_model(model: Model) -> LazyModel:
-    """A model that was built lazily."""
-    assert model.spec.support(Cap.LAZY_BUILD) is Support.NATIVE, f"model {model.spec.name!r} cannot be built lazily"
-    return cast("LazyModel", model)
-
-
-def verified_model(model: Model) -> VerifiedModel:
-    """A lazily built model that compares itself with its reference."""
-    assert model.spec.verifies_values, f"model {model.spec.name!r} has nothing to verify"
-    return cast("VerifiedModel", model)
-
-
-def sequence_model(model: Model) -> SequenceModel:
-    """A model that splits its sequence over ranks."""
-    assert model.spec.splits_sequence, f"model {model.spec.name!r} cannot split its sequence"
-    return cast("SequenceModel", model)
-
-
-def media_text_model(model: Model) -> MediaTextModel:
-    """The model of a text track that reads media, as what its spec declares."""
-    assert model.spec.inputs, f"model {model.spec.name!r} takes no media"
-    return cast("MediaTextModel", text_model(model))
+def _not_compared(model: TextModel, method: str) -> RecipeError:
+    return RecipeError(
+        f"model: got a {type(model).__name__}, which does not implement {method}(); expected a model that shows its "
+        "distributions over tokens with output_head() and divergence(), as student and as teacher. A KL penalty of "
+        "sampled tokens works with any text model: algorithm.kl_coef of grpo."
+    )

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..types.array import Array
+from .absent import absent
 
 if TYPE_CHECKING:
     from ..specs.config import TrainConfig
     from ..types.track import Track
     from .engine import WeightUpdate
-    from .model import DivergenceKind, LazyModel, Model
+    from .model import DivergenceKind, Model
 
 __all__ = [
     "Algorithm",
     "Backend",
     "Forward",
     "Job",
-    "LazyBackend",
     "LossTerm",
     "Losses",
     "Metric",
     "Policy",
     "Replayed",
     "ReplayedTokens",
-    "StatefulAlgorithm",
     "TrainReport",
 ]
 
@@ -100,7 +100,7 @@ class Forward(Protocol):
     ) -> ReplayedTokens:
         """Divergence of the live policy from another one over the whole vocabulary, at each token of a text track.
 
-        kind, beta, top_k: see `ComparedTextModel.divergence`.  policy: the teacher.
+        kind, beta, top_k: see `TextModel.divergence`.  policy: the teacher.
         Returns log-probs without gradient, and no entropy. Raises BatchError for a track that is not text, for models
         that are not compared, and where the teacher's log-probs of the sampled tokens are all that there is.
         """
@@ -162,42 +162,48 @@ class Algorithm(Protocol):
     Build: `build(config, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig,
     seed: int)`; seed: of the run, for noise that a loss draws. One that needs differentiable rewards also takes
     `score: GradientScore | None`, built where training runs; None where no loss is computed.
+
+    Inherit the role: what an algorithm without a state or a critic leaves out then has defaults.
+
+    State: what an algorithm carries from step to step besides the weights, such as a coefficient. It is asked of the
+    algorithm of the process that drives the run; where others train, what `state` gives goes to their copies with each
+    call of train. `end_step` is therefore the one place where the state may change.
+
+    Critic, of an algorithm with `trains_critic`: a second network that the backend trains along, which predicts before
+    each action of a sample the reward that is still to come. Actions are the tokens of a text, or the scored steps of a
+    trajectory (`LatentSegment.scored_steps`). Engines never see it. After the old-log-prob pass, and before the first
+    update, `segment.values` has its predictions; then `after_anchor` is called, once. The terms of `loss` train the
+    policy alone, those of `critic_loss` the critic alone, each with an optimizer of its own.
     """
 
+    trains_critic: bool = False
+    """Whether its advantages come from a critic. Its spec then says `Needs(critic=True)`."""
+
+    @abstractmethod
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         """The track with its advantages, and numbers for the log. Reads `rewards` and `reward_parts`, with the
         weights of `Track.reward_weights` before those it was built with.
 
         May return fewer rows, such as the best and the worst of each group, and sets `unit_ids` if rows stay together.
         """
-        ...
 
+    @abstractmethod
     def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
         """Freeze what the updates compare with (old log-probs, old means), before the first update.
 
         Called once per micro-batch, at the very geometry of the updates, without gradient.
         """
-        ...
 
+    @abstractmethod
     def loss_weights(self, track: Track) -> Mapping[str, Array]:
         """Weights of each term for these rows, without any forward: name -> [n, ...].
 
         The stack sums them over all micro-batches and ranks before the first backward; a term is divided by its sum.
         """
-        ...
 
+    @abstractmethod
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         """Loss terms of one micro-batch. `progress` rises from 0 to 1 over the run."""
-        ...
-
-
-@runtime_checkable
-class StatefulAlgorithm(Protocol):
-    """An algorithm that goes on from step to step with something besides the weights, such as a coefficient.
-
-    Asked of the algorithm of the process that drives the run; where others train, what `state` gives goes to their
-    copies with each call of train. `end_step` is therefore the one place where the state may change.
-    """
 
     def end_step(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """Move the state to that of the next step; returns numbers for the log of this one.
@@ -206,18 +212,40 @@ class StatefulAlgorithm(Protocol):
         of them. What only updates give is missing in a step
         without any.
         """
-        ...
+        return {}
 
     def state(self) -> Mapping[str, Any]:
         """What the next step needs, as plain JSON: numbers, texts, truth values, None, and lists and mappings of them.
 
         Empty where these settings need none. The mapping is kept, so the algorithm must not change it later.
         """
-        ...
+        return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave. Raises ValueError, before anything changes, for what it cannot have given."""
-        ...
+        """Continue from what `state` gave. Raises ValueError, before anything changes, for what it cannot have
+        given."""
+        raise ValueError(f"{type(self).__name__} keeps no state, got {', '.join(sorted(state)) or 'an empty one'}.")
+
+    def after_anchor(
+        self, track: Track, sum_over_ranks: Callable[[Array], Array]
+    ) -> tuple[Track, Mapping[str, Metric]]:
+        """Turn rewards and values into the advantages and returns of actions, and give numbers for the log.
+
+        track: all rows that this rank trains on, over all micro-batches and updates; rows of weight 0 count nowhere.
+        sum_over_ranks: of fp64 on the CPU; collective, so every rank calls it equally often, whatever its rows are.
+        """
+        raise absent("algorithm", self, "after_anchor", "with `trains_critic`")
+
+    def critic_weights(self, track: Track) -> Mapping[str, Array]:
+        """What `loss_weights` is for `loss`: the weights of the terms of `critic_loss`, name -> [n, ...]."""
+        raise absent("algorithm", self, "critic_weights", "with `trains_critic`")
+
+    def critic_loss(self, track: Track, values: Array, *, progress: float) -> Losses:
+        """Loss terms of one micro-batch for the critic.
+
+        values: [n, S] fp32 with gradient, its predictions now, S the most actions of any row; 0 where there is none.
+        """
+        raise absent("algorithm", self, "critic_loss", "with `trains_critic`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,35 +290,38 @@ class Backend(Protocol):
     Build: `build(config, *, model: Model, train: TrainConfig, steps: int, seed: int) -> Backend`; config: a
     `BackendConfig`.
     Dropout is off while it trains. A policy that is not kept is refused with a RecipeError.
+
+    Inherit the role: methods that the spec does not promise then have defaults, which raise an error that names them.
     """
 
     @property
+    @abstractmethod
     def version(self) -> int:
         """Version of the live policy: optimizer steps taken."""
-        ...
 
+    @abstractmethod
     def version_of(self, policy: Policy = "live") -> int:
         """Version of a policy: `version` of the live one, moves of an average, 0 of the reference.
 
         It rises whenever the policy's weights change. Raises RecipeError for a policy that is not kept.
         """
-        ...
 
+    @abstractmethod
     def policy(self, which: Policy = "live") -> AbstractContextManager[None]:
         """Use these weights inside the block; restores the live ones after it, also on an error."""
-        ...
 
+    @abstractmethod
     def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
         """Optimizer steps over a rollout. Each takes a share of every job; its gradient is their weighted sum."""
-        ...
 
+    @abstractmethod
     def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
         """The track with what these weights say of it, where a replay of the reference policy then finds it.
 
         For a process that holds the reference alone: there the live weights are the initial ones. No gradient.
         """
-        ...
 
+    @abstractmethod
     def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
         """Whole weights of a policy; the update's version is `version_of(policy)`.
 
@@ -298,44 +329,51 @@ class Backend(Protocol):
         ranks then ask for all of them, in the order of their names, and need to hold one at a time. A tensor is a copy.
         One that is asked for after the policy has moved on raises RunFailed; `dict(update.tensors)` keeps them all.
         """
-        ...
 
+    @abstractmethod
     def adopt(self, update: WeightUpdate) -> None:
         """Take weights that another backend of the same recipe exported, and its version. `full` or `lora`.
 
         A module that then samples gives the very numbers of the one that trains. Raises EchoMismatch, before anything
         changes, for names, shapes or dtypes that are not those of its own.
         """
-        ...
 
+    @abstractmethod
     def save(self, folder: Path) -> None:
         """Write everything that training needs to go on exactly: weights, optimizer, scheduler, averages, counters."""
-        ...
 
+    @abstractmethod
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote. Raises CheckpointError, before anything changes, when that cannot be done."""
-        ...
 
+    @abstractmethod
     def end_rollout(self) -> None:
         """One rollout's updates are done: averages and lagged policies that follow rollouts move now."""
-        ...
 
+    @abstractmethod
     def offload(self) -> None:
         """Move weights, gradients, optimizer state and averages off the device. Raises RecipeError if it cannot."""
-        ...
 
-    def onload(self) -> None: ...
+    @abstractmethod
+    def onload(self) -> None:
+        """Move them back."""
+
+    @abstractmethod
     def close(self) -> None:
         """Let go of what it holds. May be called twice."""
-        ...
 
-
-class LazyBackend(Backend, Protocol):
-    """A backend with the capability `lazy-build`."""
-
-    def hold_frozen(self, model: LazyModel) -> None:
-        """Shard the `trainable` of another model as its own, and fill it: a teacher, which nothing trains.
+    def hold_frozen(self, model: Model) -> None:
+        """With `lazy-build`: shard the `trainable` of another model as its own, and fill it: a teacher, which nothing
+        trains.
 
         model: built lazily, its parameters without gradient. Every rank then calls it equally often. Collective.
         """
-        ...
+        raise absent("backend", self, "hold_frozen", "with the capability 'lazy-build'")
+
+    def with_values(self, track: Track) -> Track:
+        """With `critic`: the track with what the critic predicts before each action, as `segment.values`. No gradient.
+        Collective.
+
+        Raises RecipeError where these settings keep none.
+        """
+        raise absent("backend", self, "with_values", "with the capability 'critic'")

@@ -1,4 +1,4 @@
-"""Capabilities and needs as data: what a part provides, at which level, and what an algorithm asks for."""
+"""Capabilities and needs as data: what a part provides, and what an algorithm asks for."""
 
 from __future__ import annotations
 
@@ -10,20 +10,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from .spec import Kind
 
-__all__ = ["CAPABILITIES_OF", "Cap", "Needs", "Support"]
-
-
-class Support(StrEnum):
-    """How a capability is provided."""
-
-    NATIVE = "native"
-    """By the part itself."""
-    REPLAY = "replay"
-    """By recomputing it with the model that trains."""
-    NO = "no"
-    """Not at all; asking for it is refused."""
-    UNKNOWN = "unknown"
-    """Not stated; treated as no, and named as unstated."""
+__all__ = ["CAPABILITIES_OF", "Cap", "Needs"]
 
 
 class Cap(StrEnum):
@@ -153,7 +140,7 @@ CAPABILITIES_OF: Mapping[Kind, tuple[Cap, ...]] = {
     "launcher": (),
     "transport": (),
 }
-"""What a part of each kind states of itself, each of them as native, replay or no. Algorithms state needs instead."""
+"""Capabilities that a part of each kind can have. Algorithms state needs instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +183,3 @@ class Needs:
             f.name: getattr(other, f.name) for f in fields(self) if getattr(other, f.name) != getattr(default, f.name)
         }
         return Needs(**{**{f.name: getattr(self, f.name) for f in fields(self)}, **changed})
-
-
-Capabilities = Mapping[Cap, Support]
-"""What a part says of itself. A capability that is not named is `Support.UNKNOWN`."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from ..types.data import MediaRef
 from ..types.sampling import PLAIN_GUIDANCE
-from .capability import Cap, Needs, Support
+from .capability import Cap, Needs
 
 __all__ = [
     "KINDS",
@@ -91,8 +92,9 @@ class Spec:
     """`"module:function"` that makes the part from its config. See `unirl.core.roles` for each kind's signature."""
     config: str
     """`"module:Class"` of its config dataclass, a subclass of `unirl.core.specs.config.PartConfig`."""
-    capabilities: Mapping[Cap, Support] = field(default_factory=lambda: dict[Cap, Support]())
-    """How it provides each of `unirl.core.specs.capability.CAPABILITIES_OF` its kind."""
+    capabilities: AbstractSet[Cap] = frozenset()
+    """Those of `unirl.core.specs.capability.CAPABILITIES_OF` its kind that it provides. Others are refused where a plan
+    needs them."""
     enabled_by: Mapping[Cap, Mapping[str, Any]] = field(default_factory=lambda: dict[Cap, Mapping[str, Any]]())
     """Settings that switch a capability on, by dotted config key, where the defaults leave it off.
 
@@ -105,10 +107,6 @@ class Spec:
     """Settings for conformance, by dotted config key, where the defaults do not suit a miniature."""
     gaps: tuple[Gap, ...] = ()
     """Claims that it is known not to meet."""
-
-    def support(self, cap: Cap) -> Support:
-        """How this part provides `cap`; `UNKNOWN` when it does not say."""
-        return self.capabilities.get(cap, Support.UNKNOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,9 +157,9 @@ class ModelSpec(Spec):
     """Linear layers that may be split over ranks, by name below `trainable`, `*` standing for one component: `colwise`
     splits the outputs of the first of a pair, `rowwise` the inputs of the second."""
     splits_sequence: bool = False
-    """Whether it is a `unirl.core.roles.SequenceModel`: the ranks of a group may share the tokens of each sample."""
+    """Whether it implements `split_sequence`: the ranks of a group may share the tokens of each sample."""
     verifies_values: bool = False
-    """Whether it is a `unirl.core.roles.VerifiedModel`: it compares itself with a reference for each checkpoint."""
+    """Whether it implements `verify`: it compares itself with a reference for each checkpoint."""
     optional_parts: tuple[ModelPart, ...] = ()
     """Parts that its `build` leaves out on request, see `unirl.core.roles.Model`."""
     path_key: str = "path"
@@ -232,7 +230,7 @@ class AlgorithmSpec(Spec):
     """Further needs while a config key is set to something true, such as `{"kl_coef": Needs(reference="policy")}`."""
     stateful: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Settings, by config key, with which it keeps a state from step to step that an update changes, see
-    `unirl.core.roles.StatefulAlgorithm`; empty where it never does. Conformance resumes it with them."""
+    `unirl.core.roles.Algorithm`; empty where it never does. Conformance resumes it with them."""
     clip_key: str = ""
     """Config key of the clip range, which bounds the log-prob gap that a run over latents tolerates."""
     paper: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.roles import DiffusionModel
 from unirl.core.specs.check import check_config
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart, ModelSpec
 from unirl.core.types.array import Ragged
@@ -33,12 +34,11 @@ __all__ = ["PipelineModel", "check_size", "empty_component", "own_memory", "set_
 C = TypeVar("C", bound=PipelineConfig)
 
 
-class PipelineModel(ABC):
-    """A text-to-image or text-to-video `unirl.core.roles.DiffusionModel`. A subclass provides `spec`,
-    `max_sequence_length`, `encode_texts`, `velocity`, `latent_shape`, and how latents enter the VAE.
-    """
+class PipelineModel(DiffusionModel):
+    """A text-to-image or text-to-video model. A subclass provides `spec`, `max_sequence_length`, `encode_texts`,
+    `velocity`, `latent_shape`, and how latents enter the VAE."""
 
-    spec: ClassVar[ModelSpec]
+    spec: ModelSpec
     max_sequence_length: int
     """Maximum number of prompt tokens."""
     token_side: int = 1
@@ -132,7 +132,7 @@ class PipelineModel(ABC):
             values.fill(own)
 
     def split_sequence(self, mesh: Any) -> None:
-        """See `unirl.core.roles.SequenceModel`; for those whose spec says `splits_sequence`."""
+        """See `unirl.core.roles.Model`; for those whose spec says `splits_sequence`."""
         for name in self.experts:
             split_transformer(self.pipeline.components[name], mesh, self.sequence)
 
@@ -167,10 +167,6 @@ class PipelineModel(ABC):
         self._bring()
         with torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext():
             yield
-
-    @abstractmethod
-    def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
-        """See `unirl.core.roles.DiffusionModel`."""
 
     def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
         """The checkpoint's own schedule, on the CPU; `sampling.schedule.shift` replaces its shift."""

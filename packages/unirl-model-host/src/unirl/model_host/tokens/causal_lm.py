@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 from unirl.core.errors import DataError, RecipeError
-from unirl.core.roles import DivergenceKind, OutputHead, TokenBatch
+from unirl.core.roles import DivergenceKind, OutputHead, TextModel, TokenBatch
 from unirl.core.specs.check import check_config
 from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.data import MediaRef
@@ -37,8 +37,8 @@ def _positions(config: Any) -> int:
     return 0 if is_scaled else int(getattr(config, "max_position_embeddings", None) or 0)
 
 
-class CausalLmModel:
-    """A `unirl.core.roles.TextModel`. A subclass names an `example` of a hub id."""
+class CausalLmModel(TextModel):
+    """A language model of transformers. A subclass names an `example` of a hub id."""
 
     example: ClassVar[str]
     renames: ClassVar[Mapping[str, str]] = {}
@@ -88,12 +88,12 @@ class CausalLmModel:
         return self.causal_lm
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `unirl.core.roles.LazyModel`."""
+        """See `unirl.core.roles.Model`."""
         assert self._values is not None, "the model was not built lazily"
         self._values.fill(tensors)
 
     def split_sequence(self, mesh: Any) -> None:
-        """See `unirl.core.roles.SequenceModel`; for those whose spec says `splits_sequence`. Generation with a cache
+        """See `unirl.core.roles.Model`; for those whose spec says `splits_sequence`. Generation with a cache
         stays whole on every rank."""
         model: Any = self.causal_lm
         model.shared_tokens = SharedTokens(self.trunk, mesh, attention=self.attention)
@@ -169,7 +169,7 @@ class CausalLmModel:
         ]
 
     def completion_tokens(self, texts: Sequence[str]) -> list[Tensor]:
-        """See `unirl.core.roles.StoredTextModel`. The stop token is the tokenizer's end of text, if it is one of the
+        """See `unirl.core.roles.TextModel`. The stop token is the tokenizer's end of text, if it is one of the
         checkpoint's stop tokens, as in its chat template; else the first of these."""
         own: int | None = self.tokenizer.eos_token_id
         end = own if own in self._stop_tokens else next(iter(self._stop_tokens), None)
@@ -209,7 +209,7 @@ class CausalLmModel:
 
     @torch.no_grad()
     def output_head(self, batch: TokenBatch) -> OutputHead:
-        """See `unirl.core.roles.ComparedTextModel`."""
+        """See `unirl.core.roles.TextModel`."""
         # A copy of the weight: a backend may free or swap it after the forward. It is as large as one chunk of logits.
         hidden, weight = self._ended(batch, lambda hidden, weight: (hidden, weight.clone()))
         return OutputHead(hidden=hidden, weight=weight)
@@ -224,7 +224,7 @@ class CausalLmModel:
         top_k: int | None,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        """See `unirl.core.roles.ComparedTextModel`; the same for padded and packed batches."""
+        """See `unirl.core.roles.TextModel`; the same for padded and packed batches."""
         settings: dict[str, Any] = {"kind": kind, "beta": beta, "top_k": top_k, "temperature": temperature}
         targets = batch.targets.to(self.device)
 

@@ -36,7 +36,7 @@ class _Cache(NamedTuple):
 
 
 class ImageLmModel(CausalLmModel):
-    """A `unirl.core.roles.MediaTextModel`. Conditions of each input: what the checkpoint's processor makes of its
+    """A language model that reads images. Conditions of each input: what the checkpoint's processor makes of its
     images, under its names, such as `pixel_values` and `image_grid_thw`.
 
     The vision tower sees each image of a batch once, however many samples share it.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from unirl.core.limits import Reason
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.options import option_problems
 from unirl.core.types.sampling import PLAIN_GUIDANCE, LatentSamplingConfig
 
@@ -41,7 +41,7 @@ def plan_problems(plan: Plan) -> Iterator[Reason]:
 def _needs_classes(sampling: LatentSamplingConfig, stage: Stage) -> bool:
     """Whether the engine takes the names of these settings, and they are more than short names."""
     engine = stage.engine.spec
-    takes_classes = engine.support(Cap.PLUGIN_SAMPLERS) is Support.NATIVE
+    takes_classes = Cap.PLUGIN_SAMPLERS in engine.capabilities
     for name, short in ((sampling.kernel, engine.kernels), (sampling.guidance_mode, engine.guidances)):
         if not takes_classes if ":" in name else name not in short:
             return False

@@ -17,9 +17,9 @@ __all__ = ["AdaptiveKl"]
 class AdaptiveKl:
     """Base class of algorithms that add `kl_coef` times a KL to the loss and log the KL as `kl`.
 
-    A `unirl.core.roles.StatefulAlgorithm`, whose state is the coefficient. With `kl_target` it is multiplied after a
-    step of n samples by 1 + n / kl_horizon * clip(kl / kl_target - 1, -0.2, 0.2), kl being the mean over the step;
-    without, it stays and there is no state. Source: Ziegler et al., arXiv 1909.08593, section 2.2.
+    The coefficient is the algorithm's state. With `kl_target` it is multiplied after a step of n samples by
+    1 + n / kl_horizon * clip(kl / kl_target - 1, -0.2, 0.2), kl being the mean over the step; without, it stays and
+    there is no state. Source: Ziegler et al., arXiv 1909.08593, section 2.2.
     """
 
     def __init__(self, kl: KlConfig) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 
 from ..loss.kl_config import TokenKlConfig
 
@@ -71,7 +71,7 @@ class TokenPolicyConfig(TokenKlConfig):
                 text="with train.old_log_probs=engine the old log-probs are the engine's, so every weight would be 1; "
                 "set train.old_log_probs=replay, or algorithm.tis=none.",
             )
-        if stage.engine.spec.support(Cap.LOG_PROBS_TOKEN) is not Support.NATIVE:
+        if Cap.LOG_PROBS_TOKEN not in stage.engine.spec.capabilities:
             yield Reason(
                 key=".tis",
                 text=f"got {self.tis!r}, which needs the engine's token log-probs; engine {stage.engine.name!r} does "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from unirl.core.errors import BatchError, RecipeError
+from unirl.core.errors import BatchError
 from unirl.core.roles import ReplayedTokens, TokenBatch
 
 from .batches import pack_batch, pad_batch, to_rows
@@ -14,7 +14,7 @@ from .batches import pack_batch, pad_batch, to_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from unirl.core.roles import ComparedTextModel, DivergenceKind, OutputHead, TextModel
+    from unirl.core.roles import DivergenceKind, OutputHead, TextModel
     from unirl.core.types.track import TextSegment, Track
 
 __all__ = [
@@ -50,7 +50,7 @@ def replay_text(model: TextModel, track: Track, *, packing: bool, with_entropy: 
 
 def replay_output_head(model: TextModel, track: Track, *, packing: bool) -> OutputHead:
     """What a model's distributions at every token of the track are made of, for `replay_divergence`."""
-    return _compared(model).output_head(_batch(model, track, packing=packing))
+    return model.output_head(_batch(model, track, packing=packing))
 
 
 def replay_divergence(
@@ -65,22 +65,12 @@ def replay_divergence(
 ) -> ReplayedTokens:
     """See `unirl.core.roles.Forward.divergence`.  teacher: `replay_output_head` of the same track."""
     segment, batch = track.text, _batch(model, track, packing=packing)
-    result = _compared(model).divergence(
+    result = model.divergence(
         batch, teacher=teacher, kind=kind, beta=beta, top_k=top_k, temperature=_temperature(segment)
     )
     valid = token_mask(segment)
     divergence, log_probs = (torch.where(valid, to_rows(flat, segment.lengths)[0], 0.0) for flat in result)
     return ReplayedTokens(log_probs=log_probs, entropy=None, valid=valid, divergence=divergence)
-
-
-def _compared(model: TextModel) -> ComparedTextModel:
-    if not (hasattr(model, "output_head") and hasattr(model, "divergence")):
-        raise RecipeError(
-            f"model: got a {type(model).__name__}, which does not show its distributions over tokens; expected a "
-            "unirl.core.roles.ComparedTextModel, as student and as teacher. A KL penalty of sampled tokens works with "
-            "any text model: algorithm.kl_coef of grpo."
-        )
-    return cast("ComparedTextModel", model)
 
 
 def replay_values(critic: Callable[[TokenBatch], Tensor], model: TextModel, track: Track, *, packing: bool) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from unirl.core.roles import media_text_model
+from unirl.core.roles import text_model
 from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.media import Media
 from unirl.core.types.request import Request
@@ -69,7 +69,7 @@ def generate_text(
 ) -> GeneratedText:
     """Generate from every prompt of `wanted` until a stop token, a stop string or the length limit.
 
-    conditions: of each row, for a `MediaTextModel`.
+    conditions: of each row, for a `TextModel`.
     Each distinct prompt is prefilled once, whatever its number of samples: prompts of equal tokens and other conditions
     are different prompts. The draws of a row depend on its seed, so
     they are the same in any split of the request; logits differ only by the rounding of a forward at another batch
@@ -113,7 +113,7 @@ def text_conditions(model: TextModel, inputs: Inputs, *, sampling: TextSamplingC
     if not model.spec.inputs:
         return None
     rows, index = distinct(inputs)
-    values = media_text_model(model).conditions(inputs.select(rows), sampling=sampling)
+    values = text_model(model).conditions(inputs.select(rows), sampling=sampling)
     return Conditions(values=values, index=torch.tensor(index)).to(model.device)
 
 

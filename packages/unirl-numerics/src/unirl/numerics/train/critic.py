@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from unirl.core.errors import BatchError, RunFailed
-from unirl.core.roles import Algorithm, CriticAlgorithm
+from unirl.core.roles import Algorithm
 from unirl.core.types.track import TextSegment, Track
 
 from .actions import action_mask, per_action, with_per_action
@@ -19,23 +19,22 @@ if TYPE_CHECKING:
 __all__ = ["critic_pair", "estimated", "with_values"]
 
 
-def critic_pair(algorithm: Algorithm, critic: CriticUpdater | None) -> tuple[CriticAlgorithm, CriticUpdater] | None:
+def critic_pair(algorithm: Algorithm, critic: CriticUpdater | None) -> tuple[Algorithm, CriticUpdater] | None:
     """The algorithm and its critic, if it trains one.
 
     Raises BatchError if there is one without the other.
     """
-    result = algorithm if isinstance(algorithm, CriticAlgorithm) else None
-    if result is not None and critic is None:
+    if algorithm.trains_critic and critic is None:
         raise BatchError(
             f"algorithm: {type(algorithm).__name__} trains a critic, and the backend keeps none; configure one "
             "(fsdp2: backend.critic.lr)."
         )
-    if result is None and critic is not None:
+    if critic is not None and not algorithm.trains_critic:
         raise BatchError(
             f"backend: it keeps a critic, and {type(algorithm).__name__} trains none; leave the critic out (fsdp2: "
             "backend.critic.lr=null)."
         )
-    return None if result is None or critic is None else (result, critic)
+    return None if critic is None else (algorithm, critic)
 
 
 def with_values(track: Track, critic: CriticUpdater) -> Track:
@@ -46,7 +45,7 @@ def with_values(track: Track, critic: CriticUpdater) -> Track:
 
 def estimated(
     batches: Sequence[Sequence[Track]],
-    algorithm: CriticAlgorithm,
+    algorithm: Algorithm,
     critic: CriticUpdater,
     *,
     updater: Updater,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
-from unirl.core.roles import Losses, LossTerm, Metric
+from unirl.core.roles import Algorithm, Losses, LossTerm, Metric
 from unirl.core.specs.check import check_config
 
 from ..forward_process import FORWARD
@@ -37,11 +37,10 @@ class Estimates:
     """They recompute the stored clean latents, so their distance is worth a metric."""
 
 
-class RewardGradient(ABC):
+class RewardGradient(Algorithm):
     """Loss terms of rewards with gradient. There are no advantages: each sample follows the slope of its own reward.
 
-    An algorithm says which latents are decoded, and which of them the gradient goes through. Implements
-    `unirl.core.roles.Algorithm`.
+    A subclass says which latents are decoded, and which of them the gradient goes through.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from .partition import micro_batches
 from .updater import CriticUpdater, StepReport, Updater
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Algorithm, CriticAlgorithm, Forward, Job, Losses
+    from unirl.core.roles import Algorithm, Forward, Job, Losses
     from unirl.core.specs.config import TrainConfig
 
 __all__ = ["StepReport", "Updater", "train_on"]
@@ -53,7 +53,7 @@ def train_on(
     are divided by their own total weights.  train: settings of jobs that bring none.
     progress: fraction of the run that is done, 0 to 1.  version: of the weights being trained; the log-prob mismatch is
     measured on samples of this version only, on all samples if None.  facts: further metrics of the report.
-    critic: for a `CriticAlgorithm`, whose critic takes its steps after each step of the policy. Values are computed and
+    critic: of an algorithm that trains one; it takes its steps after each step of the policy. Values are computed and
     `after_anchor` runs between the old-log-prob pass and the first update. The policy takes no step in critic warm-up.
 
     Metrics are exact over micro-batches and ranks: the algorithm's own, `loss`, `grad_norm` (mean and `_max`),
@@ -189,14 +189,14 @@ class _Work:
         return metrics
 
 
-def _critic_of(jobs: Sequence[Job], critic: CriticUpdater | None) -> tuple[CriticAlgorithm, CriticUpdater] | None:
+def _critic_of(jobs: Sequence[Job], critic: CriticUpdater | None) -> tuple[Algorithm, CriticUpdater] | None:
     pairs = [critic_pair(job.algorithm, critic) for job in jobs]
     if len(jobs) > 1 and any(pair is not None for pair in pairs):
         raise BatchError(f"algorithm: a critic is trained by one job, got {len(jobs)} jobs of one model.")
     return pairs[0]
 
 
-def _critic_share(share: _Share, algorithm: CriticAlgorithm, critic: CriticUpdater, *, progress: float) -> _Share:
+def _critic_share(share: _Share, algorithm: Algorithm, critic: CriticUpdater, *, progress: float) -> _Share:
     """The same micro-batches for the critic."""
 
     def losses(micro: Track) -> Losses:

@@ -32,12 +32,12 @@ def with_advantages_from_values(
     whitens: bool,
     sum_over_ranks: Callable[[Tensor], Tensor],
 ) -> tuple[Track, dict[str, Metric]]:
-    """The track with advantages and returns of its actions by GAE, and the metrics of `CriticAlgorithm.after_anchor`.
+    """The track with advantages and returns of its actions by GAE, and the metrics of `Algorithm.after_anchor`.
 
     track: with `values`.  rewards: [n, S] of each action, see `gae.token_rewards`.  counted: [n, S], the weight of each
     action; those of weight 0 count nowhere, whatever their numbers.  gamma, lam: see `gae`.
     whitens: advantages have mean 0 and variance 1 over the counted actions of all ranks.
-    sum_over_ranks: as `CriticAlgorithm.after_anchor` is given it; called once.
+    sum_over_ranks: as `Algorithm.after_anchor` is given it; called once.
     """
     valid = counted > 0
     values = torch.where(valid, per_action(track, "values"), 0.0)

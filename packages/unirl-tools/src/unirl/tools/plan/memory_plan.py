@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from unirl.core.data.run_data import read_data
 from unirl.core.errors import DataError, RecipeError
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import LauncherConfig
 from unirl.core.specs.memory import Processes, TrainingMemory
 from unirl.core.types.inputs import Inputs
@@ -125,7 +125,7 @@ def _measured(plan: Plan, stage: Stage, memory: TrainingMemory, catalog: Catalog
     spec, config = stage.model.spec, stage.model.config
     context: dict[str, Any] = {}
     with ExitStack() as stack:
-        if spec.support(Cap.LAZY_BUILD) is Support.NATIVE:
+        if Cap.LAZY_BUILD in spec.capabilities:
             context["lazy"] = True
             folder = Path(str(getattr(config, spec.path_key))).expanduser()
             if folder.is_dir():
@@ -191,7 +191,7 @@ class _Counted:
         processes = [self._train()]
         if self._processes.rollout:
             rollout = self._rollout()
-            if rollout.shares_device and self._stage.engine.spec.support(Cap.SLEEP) is not Support.NATIVE:
+            if rollout.shares_device and Cap.SLEEP not in self._stage.engine.spec.capabilities:
                 items = {**processes[0].items, "rollout worker on the device": rollout.total}
                 processes = [Process(role="train", count=self._ranks, items=items)]
             processes.append(rollout)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from unirl.core.errors import RunFailed
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.types.sampling import LatentSamplingConfig
 
 from .memory_plan import memory_plan, processes_of, shown_bytes
@@ -73,7 +73,7 @@ def _free(error: BaseException) -> None:
 
 def _prediction(plan: Plan, *, trains: bool) -> str:
     """What each process of the phase was predicted to hold, or why that is unknown."""
-    if any(stage.model.spec.support(Cap.LAZY_BUILD) is not Support.NATIVE for stage in plan.stages):
+    if any(Cap.LAZY_BUILD not in stage.model.spec.capabilities for stage in plan.stages):
         return "Nothing is predicted: the model cannot be measured without loading its weights again."
     try:
         processes = {process.role: process for process in memory_plan(plan, catalog=Catalog.of({})).processes}

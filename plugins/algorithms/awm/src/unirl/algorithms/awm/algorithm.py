@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 from unirl.algorithms.awm.config import AwmConfig
-from unirl.core.roles import Forward, Losses, LossTerm, Policy
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm, Policy
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -35,7 +35,7 @@ def build(
     return Awm(config, advantage=advantage, reward_weights=reward_weights, seed=seed)
 
 
-class Awm:
+class Awm(Algorithm):
     """Advantage weighted matching, arXiv 2509.25050, with the clipped ratio and the weightings of its published code.
 
     At points on the line from a clean latent to noise, the negative error of flow matching takes the place of the

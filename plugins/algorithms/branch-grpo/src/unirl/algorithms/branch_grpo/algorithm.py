@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from unirl.algorithms.branch_grpo.config import BranchGrpoConfig
 from unirl.algorithms.branch_grpo.tree import best_and_worst, path_advantages, without_steps
-from unirl.core.roles import Forward, Losses, LossTerm, Replayed
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm, Replayed
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -32,7 +32,7 @@ def build(
     return BranchGrpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
 
 
-class BranchGrpo:
+class BranchGrpo(Algorithm):
     """BranchGRPO, arXiv 2509.06040.
 
     The samples of a group are the leaves of a tree. A step that several samples share has one advantage: that of the

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 
@@ -65,6 +65,6 @@ class BranchGrpoConfig(PartConfig):
                 if steps
                 else f"sampling.sde.mode {sde.mode!r} moves the stochastic steps; use all, fraction or fixed.",
             )
-        if self.path_weight and stage.engine.spec.support(Cap.LOG_PROBS_GAUSSIAN) is not Support.NATIVE:
+        if self.path_weight and Cap.LOG_PROBS_GAUSSIAN not in stage.engine.spec.capabilities:
             text = f"engine {stage.engine.name!r} gives no log-probs to weigh paths by; set it to 0."
             yield Reason(key=".path_weight", text=text)

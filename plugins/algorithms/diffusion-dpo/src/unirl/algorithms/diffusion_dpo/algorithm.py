@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 from unirl.algorithms.diffusion_dpo.config import DiffusionDpoConfig
-from unirl.core.roles import Forward, Losses, LossTerm
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -30,7 +30,7 @@ def build(
     return DiffusionDpo(config, advantage=advantage, reward_weights=reward_weights, seed=seed)
 
 
-class DiffusionDpo:
+class DiffusionDpo(Algorithm):
     """Diffusion-DPO, arXiv 2311.12908, equation 14, for flow matching.
 
     The best and the worst sample of each group are a unit; those in no pair have weight 0. Both are noised alike, at

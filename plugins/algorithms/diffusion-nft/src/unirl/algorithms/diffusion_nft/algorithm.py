@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 from unirl.algorithms.diffusion_nft.config import DiffusionNftConfig
-from unirl.core.roles import Forward, Losses, LossTerm
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -30,7 +30,7 @@ def build(
     return DiffusionNft(config, advantage=advantage, reward_weights=reward_weights, seed=seed)
 
 
-class DiffusionNft:
+class DiffusionNft(Algorithm):
     """DiffusionNFT, arXiv 2509.16117, equation 6 with the adaptive weighting of its code.
 
     The clean latents of a lagged policy are noised again. At each point the trained velocity v and the lagged one v_old

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 from unirl.algorithms.distillation.config import DistillationConfig
-from unirl.core.roles import DivergenceKind, Forward, Losses
+from unirl.core.roles import Algorithm, DivergenceKind, Forward, Losses
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -31,7 +31,7 @@ def build(
     return Distillation(config)
 
 
-class Distillation:
+class Distillation(Algorithm):
     """GKD, arXiv 2306.13649, equation 3, with all samples from the student: the divergence between the next-token
     distributions of student and teacher, at each token of the completions. The gradient does not go through sampling.
 

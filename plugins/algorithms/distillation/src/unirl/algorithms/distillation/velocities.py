@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 from unirl.algorithms.distillation.config import VelocityDistillationConfig
-from unirl.core.roles import Forward, Losses, LossTerm
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -29,7 +29,7 @@ def build(
     return VelocityDistillation(config, seed=seed)
 
 
-class VelocityDistillation:
+class VelocityDistillation(Algorithm):
     """mean (v_student - v_teacher)^2 over the elements of latents that the student's sampler passed, or of its samples
     noised again. The gradient does not go through the sampler.
 

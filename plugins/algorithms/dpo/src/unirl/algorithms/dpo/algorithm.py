@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from unirl.algorithms.dpo.config import DpoConfig
-from unirl.core.roles import Forward, Losses, LossTerm, Policy
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm, Policy
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -32,7 +32,7 @@ def build(
     return Dpo(config, advantage=advantage, reward_weights=reward_weights)
 
 
-class Dpo:
+class Dpo(Algorithm):
     """DPO, arXiv 2305.18290, equation 7.
 
     The best and the worst completion of each group are a unit; those in no pair have weight 0. The loss is that of a

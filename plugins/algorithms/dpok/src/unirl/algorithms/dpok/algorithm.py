@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 from unirl.algorithms.dpok.config import DpokConfig
-from unirl.core.roles import Forward, Losses, LossTerm, Metric, Replayed
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm, Metric, Replayed
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -36,7 +36,7 @@ def build(
     return kind(config, advantage=advantage, reward_weights=reward_weights, train=train)
 
 
-class Dpok(AdaptiveKl):
+class Dpok(AdaptiveKl, Algorithm):
     """DPOK, arXiv 2305.16381, algorithm 1, with the clip and the penalty of its code (google-research/dpok).
 
     Per step -w A clip(r, 1 - eps, 1 + eps) without PPO's maximum: outside the range a sample has no policy gradient
@@ -88,7 +88,9 @@ class Dpok(AdaptiveKl):
 
 
 class CriticDpok(Dpok):
-    """With A = R - V(x_t, text, sigma) at each step. Fits `CriticAlgorithm`."""
+    """With A = R - V(x_t, text, sigma) at each step."""
+
+    trains_critic = True
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         """Nothing yet: they are computed after the old-log-prob pass, from the critic's values."""

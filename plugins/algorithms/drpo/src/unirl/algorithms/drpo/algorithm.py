@@ -8,7 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 from unirl.algorithms.drpo.config import DrpoConfig
-from unirl.core.roles import Forward, Losses, ReplayedTokens
+from unirl.core.roles import Algorithm, Forward, Losses, ReplayedTokens
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -35,7 +35,7 @@ def build(
     return Drpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
 
 
-class Drpo(TokenKl):
+class Drpo(TokenKl, Algorithm):
     """DRPO, arXiv 2606.09821: -A r + |A| pi_old (r - 1)^2 / (2 delta) for each token; SPO without the pi_old.
 
     The penalty is smooth where a clip zeroes the gradient; at ratio 1 both give the plain policy gradient.

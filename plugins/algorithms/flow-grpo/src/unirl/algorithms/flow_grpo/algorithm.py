@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
-from unirl.core.roles import Forward, Losses, LossTerm, Replayed
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm, Replayed
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -48,7 +48,7 @@ def build(
     return FlowGrpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
 
 
-class FlowGrpo(AdaptiveKl):
+class FlowGrpo(AdaptiveKl, Algorithm):
     """Flow-GRPO, arXiv 2505.05470, equation 6, with the variants that differ from it by a setting.
 
     DanceGRPO (2505.07818) is the kernel `dance-sde`, with noise at all steps but the last and a random share of them

@@ -8,7 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 from unirl.algorithms.grpo.config import GrpoConfig
-from unirl.core.roles import Forward, Losses
+from unirl.core.roles import Algorithm, Forward, Losses
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -36,7 +36,7 @@ def build(
     return Grpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
 
 
-class Grpo(TokenPolicyLoss):
+class Grpo(TokenPolicyLoss, Algorithm):
     """GRPO, arXiv 2402.03300, equation 3: a clipped surrogate per token, with the advantage of its completion.
 
     Dr. GRPO (2503.20783), DAPO (2503.14476), GSPO (2507.18071), CISPO (2506.13585), RLOO (2402.14740) and REINFORCE++

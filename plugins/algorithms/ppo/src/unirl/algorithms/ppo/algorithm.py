@@ -8,7 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 from unirl.algorithms.ppo.config import PpoConfig
-from unirl.core.roles import Forward, Losses, LossTerm, Metric
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm, Metric
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -33,12 +33,14 @@ def build(
     return Ppo(config, train=train)
 
 
-class Ppo(TokenPolicyLoss):
-    """PPO, arXiv 1707.06347, equations 7 and 9, with the advantages of arXiv 1506.02438. Fits `CriticAlgorithm`.
+class Ppo(TokenPolicyLoss, Algorithm):
+    """PPO, arXiv 1707.06347, equations 7 and 9, with the advantages of arXiv 1506.02438.
 
     Each token is an action: the reward comes at the last one, and a KL penalty to the reference policy may be
     subtracted at each (arXiv 1909.08593, equation 2).
     """
+
+    trains_critic = True
 
     def __init__(self, config: PpoConfig, *, train: TrainConfig) -> None:
         super().__init__(config)

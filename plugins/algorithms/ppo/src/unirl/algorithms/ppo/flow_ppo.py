@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 from unirl.algorithms.ppo.config import FlowPpoConfig
-from unirl.core.roles import Forward, Losses, LossTerm, Metric, Replayed
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm, Metric, Replayed
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -34,12 +34,14 @@ def build(
     return FlowPpo(config, train=train)
 
 
-class FlowPpo(AdaptiveKl):
-    """PPO, arXiv 1707.06347, equations 7 and 9, with the advantages of arXiv 1506.02438. Fits `CriticAlgorithm`.
+class FlowPpo(AdaptiveKl, Algorithm):
+    """PPO, arXiv 1707.06347, equations 7 and 9, with the advantages of arXiv 1506.02438.
 
     Denoising as a decision process (DDPO, arXiv 2305.13301, section 4.2): each scored step is an action, whose state is
     the latent, the prompt and the noise level, and the reward comes at the last one.
     """
+
+    trains_critic = True
 
     def __init__(self, config: FlowPpoConfig, *, train: TrainConfig) -> None:
         super().__init__(config)

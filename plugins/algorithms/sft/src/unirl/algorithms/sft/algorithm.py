@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 from unirl.algorithms.sft.config import SftConfig
-from unirl.core.roles import Forward, Losses, LossTerm
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -28,7 +28,7 @@ def build(
     return Sft(config, seed=seed)
 
 
-class Sft:
+class Sft(Algorithm):
     """Conditional flow matching on the line of rectified flow: arXiv 2210.02747, equation 9; arXiv 2209.03003.
 
     Rewards and advantages are not read.

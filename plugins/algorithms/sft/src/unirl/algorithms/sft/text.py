@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 from unirl.algorithms.sft.config import TextSftConfig
-from unirl.core.roles import Forward, Losses
+from unirl.core.roles import Algorithm, Forward, Losses
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -31,7 +31,7 @@ def build(
     return TextSft(config)
 
 
-class TextSft:
+class TextSft(Algorithm):
     """Negative log-likelihood of the completions' tokens, their end included, given the prompt.
 
     Rewards and advantages are not read.

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
-from unirl.core.roles import lazy_model, sequence_model
 from unirl.core.specs.check import check_config
 from unirl.train_host.backend import ShardedBackend
 from unirl.train_host.ranks import Ranks
@@ -45,13 +44,13 @@ class Fsdp2Backend(ShardedBackend):
         if mesh.tensor > 1:
             split(self._module, model.spec.tensor_parallel, ranks=ranks)
         if mesh.sequence > 1:
-            sequence_model(model).split_sequence(ranks.sequence_mesh)
+            model.split_sequence(ranks.sequence_mesh)
         wraps = self._wants_wrap or ranks.num_ranks * ranks.num_sequence > 1
         if wraps:
             shard(self._module, blocks, ranks=ranks, precision=self._config.mixed_precision)
         if is_empty(self._module):
             allocate(self._module, self._device)
-            lazy_model(model).fill(self._plain(self._module.state_dict(keep_vars=True)))
+            model.fill(self._plain(self._module.state_dict(keep_vars=True)))
         return wraps
 
     @property

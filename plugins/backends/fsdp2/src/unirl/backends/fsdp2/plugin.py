@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import BackendSpec
 
 __all__ = ["SPEC", "unirl_backends"]
@@ -16,16 +16,16 @@ SPEC = BackendSpec(
     build="unirl.backends.fsdp2.backend:build",
     config="unirl.backends.fsdp2.config:Fsdp2Config",
     capabilities={
-        Cap.TRAIN_LORA: Support.NATIVE,
-        Cap.TRAIN_FULL: Support.NATIVE,
-        Cap.REFERENCE_ADAPTER_OFF: Support.NATIVE,
-        Cap.REFERENCE_COPY: Support.NATIVE,
-        Cap.EMA: Support.NATIVE,
-        Cap.LAGGED_POLICY: Support.NATIVE,
-        Cap.MANY_RANKS: Support.NATIVE,
-        Cap.CRITIC: Support.NATIVE,
-        Cap.THROUGH_SAMPLER: Support.NATIVE,
-        Cap.LAZY_BUILD: Support.NATIVE,
+        Cap.TRAIN_LORA,
+        Cap.TRAIN_FULL,
+        Cap.REFERENCE_ADAPTER_OFF,
+        Cap.REFERENCE_COPY,
+        Cap.EMA,
+        Cap.LAGGED_POLICY,
+        Cap.MANY_RANKS,
+        Cap.CRITIC,
+        Cap.THROUGH_SAMPLER,
+        Cap.LAZY_BUILD,
     },
     enabled_by={
         Cap.TRAIN_LORA: {"trains": "lora"},

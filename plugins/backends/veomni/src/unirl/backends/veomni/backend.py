@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from unirl.core.errors import RecipeError
-from unirl.core.roles import lazy_model, sequence_model
 from unirl.core.specs.check import check_config
 from unirl.train_host.backend import ShardedBackend
 from unirl.train_host.optimizer import ADAM, Optimizer
@@ -64,10 +63,10 @@ class VeomniBackend(ShardedBackend):
             # VeOmni refuses to wrap a single rank.
             if was_empty:
                 allocate(module, self._device)
-                lazy_model(model).fill(self._plain(module.state_dict(keep_vars=True)))
+                model.fill(self._plain(module.state_dict(keep_vars=True)))
             return False
         if ranks.num_sequence > 1:
-            sequence_model(model).split_sequence(ranks.sequence_mesh)
+            model.split_sequence(ranks.sequence_mesh)
         # Of a module without values: the adapters, which have some.
         values = {name: tensor.detach() for name, tensor in module.state_dict(keep_vars=True).items()}
         experts = split_experts(module, ranks) if ranks.num_experts > 1 else []
@@ -78,7 +77,7 @@ class VeomniBackend(ShardedBackend):
         held = {name: self._view(tensor) for name, tensor in module.state_dict(keep_vars=True).items()}
         put_back((held[name], value) for name, value in values.items() if not value.is_meta)
         if was_empty:
-            lazy_model(model).fill(self._plain(held))
+            model.fill(self._plain(held))
         return True
 
     def _new_optimizer(self, *, total_steps: int) -> Optimizer:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from unirl.core.data.prompts import read_prompts
 from unirl.core.errors import BatchError, DataError, RecipeError
-from unirl.core.roles import EncodingModel, Model, StoredTextModel, WeightReceipt, WeightUpdate
+from unirl.core.roles import DiffusionModel, Model, TextModel, WeightReceipt, WeightUpdate
 from unirl.core.specs.check import check_config
 from unirl.core.types.data import MediaRef, Prompt
 from unirl.core.types.inputs import Inputs
@@ -34,12 +34,6 @@ ROLES = {role for roles in SPEC.samples for role in roles}
 def build(config: DatasetConfig, *, model: Model, device: Any) -> DatasetEngine:
     """The engine over `model`, whose encoders and VAE it uses. Raises RecipeError and DataError for its own file."""
     check_config(config, key="engine")
-    expected = {"latent": "latents_of", "text": "completion_tokens"}
-    if not any(hasattr(model, expected[kind]) for kind in model.spec.tracks.values()):
-        names = " or ".join(f"`{expected[kind]}`" for kind in sorted(set(model.spec.tracks.values())))
-        raise RecipeError(
-            f"engine: got model {model.spec.name!r}, which has no {names}; expected one that encodes stored samples."
-        )
     return DatasetEngine(config, model=model)
 
 
@@ -52,8 +46,8 @@ class DatasetEngine:
 
     def __init__(self, config: DatasetConfig, *, model: Model) -> None:
         self.version = 0
-        self._model, self._batch = cast("EncodingModel", model), config.encode_batch
-        self._texts = StoredTexts(cast("StoredTextModel", model))
+        self._model, self._batch = cast("DiffusionModel", model), config.encode_batch
+        self._texts = StoredTexts(cast("TextModel", model))
         self._own = _examples(Path(config.path).expanduser()) if config.path else ()
 
     @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import EngineSpec, RewardExample, RewardSpec
 from unirl.core.types.data import MediaRef
 
@@ -15,32 +15,13 @@ SPEC = EngineSpec(
     build="unirl.engines.dataset.engine:build",
     config="unirl.engines.dataset.config:DatasetConfig",
     capabilities={
-        **dict.fromkeys(
-            (
-                Cap.INITIAL_NOISE,
-                Cap.STEP_NOISE,
-                Cap.SEEDS,
-                Cap.SDE_STEPS,
-                Cap.SDE_STEPS_PER_GROUP,
-                Cap.TRAJECTORY_WINDOW,
-                Cap.TRAJECTORY_FULL,
-                Cap.LOG_PROBS_GAUSSIAN,
-                Cap.LOG_PROBS_TOKEN,
-                Cap.GUIDANCE,
-                Cap.PLUGIN_SAMPLERS,
-                Cap.WEIGHTS_FULL,
-                Cap.WEIGHTS_LORA,
-                Cap.SLEEP,
-            ),
-            Support.NO,
-        ),
-        Cap.LATENT_ROLLOUT: Support.NATIVE,
-        Cap.TEXT_ROLLOUT: Support.NATIVE,
-        Cap.SIGMAS: Support.NATIVE,
-        Cap.CONDITIONS: Support.NATIVE,
-        Cap.MEDIA_REFS: Support.NATIVE,
+        Cap.LATENT_ROLLOUT,
+        Cap.TEXT_ROLLOUT,
+        Cap.SIGMAS,
+        Cap.CONDITIONS,
+        Cap.MEDIA_REFS,
         # It encodes with the model that trains, and holds no weights of its own.
-        Cap.WEIGHTS_SHARED: Support.NATIVE,
+        Cap.WEIGHTS_SHARED,
     },
     kernels=("euler",),
     samples=(("target",), ("preferred", "rejected")),
@@ -51,11 +32,7 @@ PREFERENCE = RewardSpec(
     summary="1 for the preferred sample of a stored pair, 0 for the rejected one",
     build="unirl.engines.dataset.preference:build",
     config="unirl.core.specs.config:RewardConfig",
-    capabilities={
-        Cap.REWARD_SAMPLE: Support.NATIVE,
-        Cap.REWARD_GROUP: Support.NO,
-        Cap.REWARD_DIFFERENTIABLE: Support.NO,
-    },
+    capabilities={Cap.REWARD_SAMPLE},
     scale="0 or 1, by the roles of the prompt file",
     range=(0.0, 1.0),
     media="any",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from unirl.core.errors import DataError, RecipeError
-from unirl.core.roles import StoredTextModel
+from unirl.core.errors import DataError
+from unirl.core.roles import TextModel
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track
 from unirl.numerics.tokens.rollout import GeneratedText, text_conditions, text_track
@@ -21,7 +21,7 @@ TARGET, SIDES = "target", SPEC.samples[1]
 class StoredTexts:
     """Completions of a prompt file, under the keys `target`, or `preferred` and `rejected`, of its rows."""
 
-    def __init__(self, model: StoredTextModel) -> None:
+    def __init__(self, model: TextModel) -> None:
         self._model = model
 
     def track(self, request: Request, *, version: int) -> Track:
@@ -30,11 +30,6 @@ class StoredTexts:
         Raises DataError for a completion of more tokens than `sampling.max_new_tokens`, and for one that its tokens do
         not give again; RecipeError for a model that gives no tokens of completions.
         """
-        if not hasattr(self._model, "completion_tokens"):
-            raise RecipeError(
-                f"engine: got model {self._model.spec.name!r}, which has no `completion_tokens`; expected one with "
-                "it, to read stored completions."
-            )
         texts = [_completion(request, row) for row in range(request.num_rows)]
         # Samples of one target are one text.
         distinct = list(dict.fromkeys(texts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import EngineSpec
 
 __all__ = ["SPEC", "unirl_engines"]
@@ -16,27 +16,14 @@ SPEC = EngineSpec(
     environment="unirl.engines.sglang_llm.environment:ENVIRONMENT",
     reads_weights=False,
     capabilities={
-        Cap.LATENT_ROLLOUT: Support.NO,
-        Cap.TEXT_ROLLOUT: Support.NATIVE,
-        Cap.SIGMAS: Support.NO,
-        Cap.INITIAL_NOISE: Support.NO,
-        Cap.STEP_NOISE: Support.NO,
-        Cap.SEEDS: Support.NATIVE,
-        Cap.SDE_STEPS: Support.NO,
-        Cap.SDE_STEPS_PER_GROUP: Support.NO,
-        Cap.TRAJECTORY_WINDOW: Support.NO,
-        Cap.TRAJECTORY_FULL: Support.NO,
-        Cap.LOG_PROBS_GAUSSIAN: Support.NO,
-        Cap.LOG_PROBS_TOKEN: Support.NATIVE,
-        Cap.CONDITIONS: Support.NATIVE,
-        Cap.GUIDANCE: Support.NO,
-        Cap.PLUGIN_SAMPLERS: Support.NO,
-        Cap.MEDIA_REFS: Support.NATIVE,
-        Cap.WEIGHTS_SHARED: Support.NO,
-        Cap.WEIGHTS_FULL: Support.NATIVE,
-        Cap.WEIGHTS_LORA: Support.NATIVE,
-        # SGLang releases no memory on a CPU, and its memory saver on CUDA has not been tested with this engine.
-        Cap.SLEEP: Support.NO,
+        Cap.TEXT_ROLLOUT,
+        Cap.SEEDS,
+        Cap.LOG_PROBS_TOKEN,
+        Cap.CONDITIONS,
+        Cap.MEDIA_REFS,
+        Cap.WEIGHTS_FULL,
+        Cap.WEIGHTS_LORA,
+        # No `sleep`: SGLang releases no memory on a CPU, and its memory saver on CUDA has not been tested here.
     },
     # As in `trial`, so that conformance starts one engine only.
     enabled_by={Cap.WEIGHTS_LORA: {"lora_rank": 64}},

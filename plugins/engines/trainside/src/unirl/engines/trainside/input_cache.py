@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from unirl.core.errors import BatchError
-from unirl.core.roles import Model, diffusion_model, media_text_model
+from unirl.core.roles import Model, diffusion_model, text_model
 from unirl.core.types.array import Ragged
 from unirl.core.types.batch import join
 from unirl.core.types.data import MediaRef
@@ -59,7 +59,7 @@ class InputCache:
         if isinstance(sampling, LatentSamplingConfig):
             encoded = diffusion_model(self._model).encode(one, sampling=sampling)
         else:
-            encoded = media_text_model(self._model).conditions(one, sampling=sampling)
+            encoded = text_model(self._model).conditions(one, sampling=sampling)
         if self._size:
             self._kept[key] = {name: _moved(value, "cpu") for name, value in encoded.items()}
             while len(self._kept) > self._size:

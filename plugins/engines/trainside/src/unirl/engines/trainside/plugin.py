@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import EngineSpec
 
 __all__ = ["SPEC", "unirl_engines"]
@@ -14,26 +14,23 @@ SPEC = EngineSpec(
     build="unirl.engines.trainside.engine:build",
     config="unirl.engines.trainside.config:TrainsideConfig",
     capabilities={
-        Cap.LATENT_ROLLOUT: Support.NATIVE,
-        Cap.TEXT_ROLLOUT: Support.NATIVE,
-        Cap.SIGMAS: Support.NATIVE,
-        Cap.INITIAL_NOISE: Support.NATIVE,
-        Cap.STEP_NOISE: Support.NATIVE,
-        Cap.SEEDS: Support.NATIVE,
-        Cap.SDE_STEPS: Support.NATIVE,
-        Cap.SDE_STEPS_PER_GROUP: Support.NATIVE,
-        Cap.TRAJECTORY_WINDOW: Support.NATIVE,
-        Cap.TRAJECTORY_FULL: Support.NATIVE,
-        Cap.LOG_PROBS_GAUSSIAN: Support.NATIVE,
-        Cap.LOG_PROBS_TOKEN: Support.NATIVE,
-        Cap.CONDITIONS: Support.NATIVE,
-        Cap.GUIDANCE: Support.NATIVE,
-        Cap.PLUGIN_SAMPLERS: Support.NATIVE,
-        Cap.MEDIA_REFS: Support.NATIVE,
-        Cap.WEIGHTS_SHARED: Support.NATIVE,
-        Cap.WEIGHTS_FULL: Support.NO,
-        Cap.WEIGHTS_LORA: Support.NO,
-        Cap.SLEEP: Support.NO,
+        Cap.LATENT_ROLLOUT,
+        Cap.TEXT_ROLLOUT,
+        Cap.SIGMAS,
+        Cap.INITIAL_NOISE,
+        Cap.STEP_NOISE,
+        Cap.SEEDS,
+        Cap.SDE_STEPS,
+        Cap.SDE_STEPS_PER_GROUP,
+        Cap.TRAJECTORY_WINDOW,
+        Cap.TRAJECTORY_FULL,
+        Cap.LOG_PROBS_GAUSSIAN,
+        Cap.LOG_PROBS_TOKEN,
+        Cap.CONDITIONS,
+        Cap.GUIDANCE,
+        Cap.PLUGIN_SAMPLERS,
+        Cap.MEDIA_REFS,
+        Cap.WEIGHTS_SHARED,
     },
     # Not ddim-eta: its sigmas are noise-to-signal ratios of DDPM models; these models predict velocities.
     kernels=("flow-sde", "dance-sde", "cps", "euler", "dpm2"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import EngineSpec
 
 __all__ = ["SPEC", "unirl_engines"]
@@ -20,26 +20,21 @@ SPEC = EngineSpec(
     model_parts=("encode",),
     reads_weights=False,
     capabilities={
-        Cap.LATENT_ROLLOUT: Support.NATIVE,
-        Cap.TEXT_ROLLOUT: Support.NO,
-        Cap.SIGMAS: Support.NATIVE,
-        Cap.INITIAL_NOISE: Support.NATIVE,
-        Cap.STEP_NOISE: Support.NATIVE,
-        Cap.SEEDS: Support.NO,
-        Cap.SDE_STEPS: Support.NATIVE,
-        Cap.SDE_STEPS_PER_GROUP: Support.NATIVE,
-        Cap.TRAJECTORY_WINDOW: Support.NATIVE,
-        Cap.TRAJECTORY_FULL: Support.NATIVE,
-        Cap.LOG_PROBS_GAUSSIAN: Support.NATIVE,
-        Cap.LOG_PROBS_TOKEN: Support.NO,
-        Cap.CONDITIONS: Support.NATIVE,
-        Cap.GUIDANCE: Support.NATIVE,
-        Cap.PLUGIN_SAMPLERS: Support.NO,
-        Cap.MEDIA_REFS: Support.NATIVE,
-        Cap.WEIGHTS_SHARED: Support.NO,
-        Cap.WEIGHTS_FULL: Support.NATIVE,
-        Cap.WEIGHTS_LORA: Support.NATIVE,
-        Cap.SLEEP: Support.NATIVE,
+        Cap.LATENT_ROLLOUT,
+        Cap.SIGMAS,
+        Cap.INITIAL_NOISE,
+        Cap.STEP_NOISE,
+        Cap.SDE_STEPS,
+        Cap.SDE_STEPS_PER_GROUP,
+        Cap.TRAJECTORY_WINDOW,
+        Cap.TRAJECTORY_FULL,
+        Cap.LOG_PROBS_GAUSSIAN,
+        Cap.CONDITIONS,
+        Cap.GUIDANCE,
+        Cap.MEDIA_REFS,
+        Cap.WEIGHTS_FULL,
+        Cap.WEIGHTS_LORA,
+        Cap.SLEEP,
     },
     kernels=("flow-sde", "dance-sde", "cps", "euler", "dpm2"),
     guidances=("batched", "two-pass", "norm-corrected", "interval", "two-scale"),

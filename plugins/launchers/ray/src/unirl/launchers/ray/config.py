@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.names import did_you_mean
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.memory import Processes
 from unirl.loop.config import OffloadingConfig
 
@@ -133,7 +133,7 @@ class RayConfig(OffloadingConfig):
         if (
             self.placement == "trainside"
             and stage.backend is not None
-            and engine.support(Cap.WEIGHTS_SHARED) is not Support.NATIVE
+            and Cap.WEIGHTS_SHARED not in engine.capabilities
         ):
             yield Reason(
                 key=".placement",
@@ -172,7 +172,7 @@ class RayConfig(OffloadingConfig):
 def _memory_kept(stage: Stage) -> Iterator[Reason]:
     """Reasons the engine could not release the memory of a device it shares with training."""
     spec = stage.engine.spec
-    if Support.NATIVE not in (spec.support(Cap.SLEEP), spec.support(Cap.WEIGHTS_SHARED)):
+    if not spec.capabilities & {Cap.SLEEP, Cap.WEIGHTS_SHARED}:
         yield Reason(
             key=".placement",
             text=f"got 'colocate', but engine {spec.name!r} cannot sleep, so it would hold its memory during "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unirl.core.errors import PlanRejected
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.check import check_config
 from unirl.core.specs.plan import Plan
 from unirl.loop.build import build_algorithms, reward_weights
@@ -91,7 +91,7 @@ class RayLauncher:
                     name,
                     session,
                     samples,
-                    scores_groups=choice.spec.support(Cap.REWARD_GROUP) is Support.NATIVE,
+                    scores_groups=Cap.REWARD_GROUP in choice.spec.capabilities,
                     frames=choice.config.frames_read,
                 )
                 for name, choice in plan.rewards.items()

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 from unirl.core.errors import UniRLError
-from unirl.core.roles import Job, Policy, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
+from unirl.core.roles import Backend, Job, Model, Policy, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
 from unirl.core.specs.plan import Stage
 from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.batch import inverse, rows_by_group
@@ -76,7 +76,7 @@ def shares(
     return partition
 
 
-class RemoteModel:
+class RemoteModel(Model):
     """The driver's view of a model: sizes and schedules. Everything else runs on the workers."""
 
     def __init__(self, spec: ModelSpec, cluster: Cluster, actor: Actor, *, learner: str) -> None:
@@ -190,7 +190,7 @@ class RemoteEngine:
         pass
 
 
-class RemoteBackend:
+class RemoteBackend(Backend):
     """The train ranks as one backend."""
 
     def __init__(

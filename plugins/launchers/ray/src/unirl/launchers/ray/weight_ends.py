@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 from unirl.core.errors import EchoMismatch
 from unirl.core.roles import Policy, WeightReceipt, WeightUpdate
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.plan import Plan
 from unirl.core.types.weights import MadeTensors, forms, tensor_digests
 from unirl.loop.parts import Parts
@@ -161,7 +161,7 @@ class WeightEnds:
     def open_receiver(self, stage: str, *, carrier: tuple[str, str]) -> None:
         """Prepare to receive weights for the engine of a stage, or for the module that it samples with."""
         chosen, engine = self._plan.stage(stage), self._parts.engines[stage]
-        shares_module = chosen.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+        shares_module = Cap.WEIGHTS_SHARED in chosen.engine.spec.capabilities
 
         def apply(manifest: Manifest, tensors: dict[str, Tensor]) -> None:
             update = WeightUpdate(

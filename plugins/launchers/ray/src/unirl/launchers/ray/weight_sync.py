@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from unirl.core.errors import EchoMismatch, RunFailed
 from unirl.core.roles import Policy
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.plan import Plan, Stage
 
 from .actors import Actor, Call, WorkerDied
@@ -173,7 +173,7 @@ def _kind_of(stage: Stage) -> Literal["full", "lora", "merged"]:
     spec = stage.engine.spec
     if stage.backend.config.trains == "full":
         return "full"
-    takes_lora = Support.NATIVE in (spec.support(Cap.WEIGHTS_SHARED), spec.support(Cap.WEIGHTS_LORA))
+    takes_lora = bool(spec.capabilities & {Cap.WEIGHTS_SHARED, Cap.WEIGHTS_LORA})
     return "lora" if takes_lora else "merged"
 
 

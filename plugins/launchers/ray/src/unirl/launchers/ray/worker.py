@@ -24,14 +24,13 @@ from unirl.core.roles import (
     Policy,
     ScoreInput,
     Scores,
-    StatefulAlgorithm,
     TrainReport,
     TransportPlace,
     WeightUpdate,
     diffusion_model,
     text_model,
 )
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request
@@ -238,9 +237,7 @@ class Worker:
     def _sampled_modules(self) -> list[Backend]:
         """Backends whose module an engine of this worker samples with, having no weights of its own."""
         sampled = {
-            stage.learner.name
-            for stage in self._plan.stages
-            if stage.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+            stage.learner.name for stage in self._plan.stages if Cap.WEIGHTS_SHARED in stage.engine.spec.capabilities
         }
         return [backend for name, backend in self.parts.backends.items() if name in sampled]
 
@@ -268,7 +265,6 @@ class Worker:
         for track, state in zip(tracks, states, strict=True):
             algorithm = self.parts.algorithms[track.name]
             if state:
-                assert isinstance(algorithm, StatefulAlgorithm), "the driver's algorithm is stateful, this one is not"
                 algorithm.load_state(state)
         backend = self.parts.backends[learner]
         jobs = [stage_job(self.parts, self._plan, track) for track in tracks]

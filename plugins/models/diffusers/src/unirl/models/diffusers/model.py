@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 from unirl.core.errors import DataError, RecipeError, RunFailed
+from unirl.core.roles import DiffusionModel
 from unirl.core.specs.check import check_config
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
@@ -61,8 +62,8 @@ def build(config: DiffusersConfig, *, device: Any, lazy: bool = False) -> Diffus
     return model
 
 
-class DiffusersModel:
-    """A `unirl.core.roles.DiffusionModel` and `VerifiedModel`.
+class DiffusersModel(DiffusionModel):
+    """Any pipeline of diffusers that predicts a velocity.
 
     Latents: see `Grid`. Conditions: what the pipeline's recorded methods return, `<method>.<call>.<place>` -> a tensor
     for each prompt; `call` [n, 4], the size that they were made for; for prompts with images `images`, n times [k, 2],
@@ -101,12 +102,12 @@ class DiffusersModel:
         return self.transformer
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `unirl.core.roles.LazyModel`."""
+        """See `unirl.core.roles.Model`."""
         assert self._values is not None, "the model was not built lazily"
         self._values.fill(tensors)
 
     def verify(self) -> None:
-        """See `unirl.core.roles.VerifiedModel`. The pipeline's own run has the same transformer, sharded or not."""
+        """See `unirl.core.roles.Model`. The pipeline's own run has the same transformer, sharded or not."""
         from .verify import verify
 
         verify(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import Gap, Miniature, ModelSpec
 
 __all__ = ["SPEC", "unirl_models"]
@@ -13,14 +13,7 @@ SPEC = ModelSpec(
     summary="Any flow-matching pipeline of diffusers, from text and images to images or videos, from its folder",
     build="unirl.models.diffusers.model:build",
     config="unirl.models.diffusers.config:DiffusersConfig",
-    capabilities={
-        Cap.LATENT_STAGE: Support.NATIVE,
-        Cap.TEXT_STAGE: Support.NO,
-        Cap.LORA: Support.NATIVE,
-        Cap.GUIDANCE: Support.NATIVE,
-        Cap.CONDITIONS: Support.NATIVE,
-        Cap.LAZY_BUILD: Support.NATIVE,
-    },
+    capabilities={Cap.LATENT_STAGE, Cap.LORA, Cap.GUIDANCE, Cap.CONDITIONS, Cap.LAZY_BUILD},
     tracks={"media": "latent"},
     inputs={"media": {"source": "takes", "first_frame": "takes", "condition": "takes"}},
     trainable="transformer",

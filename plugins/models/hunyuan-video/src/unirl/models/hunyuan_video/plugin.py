@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import Miniature, ModelSpec
 
 __all__ = ["SPEC", "unirl_models"]
@@ -14,13 +14,11 @@ SPEC = ModelSpec(
     build="unirl.models.hunyuan_video.model:build",
     config="unirl.models.hunyuan_video.config:HunyuanVideoConfig",
     capabilities={
-        Cap.LATENT_STAGE: Support.NATIVE,
-        Cap.TEXT_STAGE: Support.NO,
-        Cap.LORA: Support.NATIVE,
-        # Distilled: the transformer is told the scale, by an option.
-        Cap.GUIDANCE: Support.NO,
-        Cap.CONDITIONS: Support.NATIVE,
-        Cap.LAZY_BUILD: Support.NATIVE,
+        Cap.LATENT_STAGE,
+        Cap.LORA,
+        # No `guidance`: the model is distilled, and its transformer is told the scale by an option.
+        Cap.CONDITIONS,
+        Cap.LAZY_BUILD,
     },
     tracks={"video": "latent"},
     options={"video": "unirl.models.hunyuan_video.config:HunyuanVideoOptions"},

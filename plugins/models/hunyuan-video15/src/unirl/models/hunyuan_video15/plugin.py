@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import Gap, Miniature, ModelSpec
 
 __all__ = ["IMAGE", "SPEC", "unirl_models"]
@@ -17,14 +17,7 @@ SPEC = ModelSpec(
     summary="HunyuanVideo 1.5, text to video, from any checkpoint in the diffusers layout",
     build="unirl.models.hunyuan_video15.model:build",
     config="unirl.models.hunyuan_video15.config:HunyuanVideo15Config",
-    capabilities={
-        Cap.LATENT_STAGE: Support.NATIVE,
-        Cap.TEXT_STAGE: Support.NO,
-        Cap.LORA: Support.NATIVE,
-        Cap.GUIDANCE: Support.NATIVE,
-        Cap.CONDITIONS: Support.NATIVE,
-        Cap.LAZY_BUILD: Support.NATIVE,
-    },
+    capabilities={Cap.LATENT_STAGE, Cap.LORA, Cap.GUIDANCE, Cap.CONDITIONS, Cap.LAZY_BUILD},
     tracks={"video": "latent"},
     # What it was trained on: 121 frames are five seconds.
     fps=24.0,

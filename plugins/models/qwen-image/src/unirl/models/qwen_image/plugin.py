@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import Miniature, ModelSpec
 
 __all__ = ["EDIT", "EDIT_PLUS", "SPEC", "unirl_models"]
@@ -17,14 +17,7 @@ SPEC = ModelSpec(
     summary="Qwen-Image, text to image, from any checkpoint in the diffusers layout",
     build="unirl.models.qwen_image.model:build",
     config="unirl.models.qwen_image.config:QwenImageConfig",
-    capabilities={
-        Cap.LATENT_STAGE: Support.NATIVE,
-        Cap.TEXT_STAGE: Support.NO,
-        Cap.LORA: Support.NATIVE,
-        Cap.GUIDANCE: Support.NATIVE,
-        Cap.CONDITIONS: Support.NATIVE,
-        Cap.LAZY_BUILD: Support.NATIVE,
-    },
+    capabilities={Cap.LATENT_STAGE, Cap.LORA, Cap.GUIDANCE, Cap.CONDITIONS, Cap.LAZY_BUILD},
     tracks={"image": "latent"},
     trainable="transformer",
     lora_targets=(

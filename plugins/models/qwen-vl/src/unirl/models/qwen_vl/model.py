@@ -26,7 +26,7 @@ _ARCHITECTURES = {
 
 
 class QwenVlModel(ImageLmModel):
-    """A `unirl.core.roles.MediaTextModel`. Conditions, of each input: `pixel_values` [P, D] fp32, the patches of its
+    """A `unirl.core.roles.TextModel`. Conditions, of each input: `pixel_values` [P, D] fp32, the patches of its
     images as the checkpoint's processor makes them, and `image_grid_thw` [images, 3] int64, patches per dim.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import Miniature, ModelSpec
 
 __all__ = ["QWEN3", "SPEC", "unirl_models"]
@@ -15,14 +15,7 @@ def _spec(name: str, *, architecture: str, write: str, build: str) -> ModelSpec:
         summary=f"{architecture}: text about images, from any checkpoint in the transformers layout",
         build=f"unirl.models.qwen_vl.model:{build}",
         config="unirl.models.qwen_vl.config:QwenVlConfig",
-        capabilities={
-            Cap.LATENT_STAGE: Support.NO,
-            Cap.TEXT_STAGE: Support.NATIVE,
-            Cap.LORA: Support.NATIVE,
-            Cap.GUIDANCE: Support.NO,
-            Cap.CONDITIONS: Support.NATIVE,
-            Cap.LAZY_BUILD: Support.NATIVE,
-        },
+        capabilities={Cap.TEXT_STAGE, Cap.LORA, Cap.CONDITIONS, Cap.LAZY_BUILD},
         tracks={"text": "text"},
         inputs={"text": {"condition": "needs"}},
         trainable="causal_lm",

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import Miniature, ModelSpec
 
 __all__ = ["MOE", "SPEC", "unirl_models"]
 
-_CAPABILITIES = {
-    Cap.LATENT_STAGE: Support.NO,
-    Cap.TEXT_STAGE: Support.NATIVE,
-    Cap.LORA: Support.NATIVE,
-    Cap.GUIDANCE: Support.NO,
-    Cap.CONDITIONS: Support.NO,
-    Cap.LAZY_BUILD: Support.NATIVE,
-}
+_CAPABILITIES = {Cap.TEXT_STAGE, Cap.LORA, Cap.LAZY_BUILD}
 _TARGETS, _BLOCKS = (f"unirl.model_host.module_names:{function}" for function in ("attention_layers", "unsplit_blocks"))
 
 SPEC = ModelSpec(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import Miniature, ModelSpec
 
 __all__ = ["SPEC", "unirl_models"]
@@ -13,14 +13,7 @@ SPEC = ModelSpec(
     summary="Stable Diffusion 3 and 3.5, text to image, from any checkpoint in the diffusers layout",
     build="unirl.models.sd3.model:build",
     config="unirl.models.sd3.config:Sd3Config",
-    capabilities={
-        Cap.LATENT_STAGE: Support.NATIVE,
-        Cap.TEXT_STAGE: Support.NO,
-        Cap.LORA: Support.NATIVE,
-        Cap.GUIDANCE: Support.NATIVE,
-        Cap.CONDITIONS: Support.NATIVE,
-        Cap.LAZY_BUILD: Support.NATIVE,
-    },
+    capabilities={Cap.LATENT_STAGE, Cap.LORA, Cap.GUIDANCE, Cap.CONDITIONS, Cap.LAZY_BUILD},
     tracks={"image": "latent"},
     options={"image": "unirl.models.sd3.config:Sd3Options"},
     trainable="transformer",

@@ -34,7 +34,7 @@ without values."""
 
 
 class Vlm(ImageLmModel):
-    """A `unirl.core.roles.MediaTextModel`."""
+    """A `unirl.core.roles.TextModel`."""
 
     example = "Qwen/Qwen3-VL-2B-Instruct"
     # Checkpoints name the parts as the first releases of their modules did; transformers' own renames know the rest.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import Miniature, ModelSpec
 
 __all__ = ["SPEC", "unirl_models"]
@@ -13,14 +13,7 @@ SPEC = ModelSpec(
     summary="Any vision-language model of transformers: text about images, from a checkpoint in its layout",
     build="unirl.models.vlm.model:build",
     config="unirl.models.vlm.config:VlmConfig",
-    capabilities={
-        Cap.LATENT_STAGE: Support.NO,
-        Cap.TEXT_STAGE: Support.NATIVE,
-        Cap.LORA: Support.NATIVE,
-        Cap.GUIDANCE: Support.NO,
-        Cap.CONDITIONS: Support.NATIVE,
-        Cap.LAZY_BUILD: Support.NATIVE,
-    },
+    capabilities={Cap.TEXT_STAGE, Cap.LORA, Cap.CONDITIONS, Cap.LAZY_BUILD},
     tracks={"text": "text"},
     inputs={"text": {"condition": "needs"}},
     trainable="causal_lm",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import Miniature, ModelSpec
 
 __all__ = ["WAN21", "WAN21_I2V", "WAN22", "WAN22_I2V", "unirl_models"]
@@ -37,14 +37,7 @@ WAN21 = ModelSpec(
     summary="Wan 2.1, text to video, from any checkpoint in the diffusers layout",
     build=f"{_PACKAGE}.model:build",
     config=f"{_PACKAGE}.config:Wan21Config",
-    capabilities={
-        Cap.LATENT_STAGE: Support.NATIVE,
-        Cap.TEXT_STAGE: Support.NO,
-        Cap.LORA: Support.NATIVE,
-        Cap.GUIDANCE: Support.NATIVE,
-        Cap.CONDITIONS: Support.NATIVE,
-        Cap.LAZY_BUILD: Support.NATIVE,
-    },
+    capabilities={Cap.LATENT_STAGE, Cap.LORA, Cap.GUIDANCE, Cap.CONDITIONS, Cap.LAZY_BUILD},
     tracks={"video": "latent"},
     # The rate at which diffusers' example exports videos.
     fps=16.0,

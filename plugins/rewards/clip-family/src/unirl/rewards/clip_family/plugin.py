@@ -5,17 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import RewardExample, RewardSpec
 
 __all__ = ["AESTHETIC", "CLIPSCORE", "HPSV2", "IMAGE_REWARD", "PICKSCORE", "SIGLIP", "VIDEO_PICKSCORE", "unirl_rewards"]
 
 _HERE = "unirl.rewards.clip_family"
-_CAPABILITIES = {
-    Cap.REWARD_SAMPLE: Support.NATIVE,
-    Cap.REWARD_GROUP: Support.NO,
-    Cap.REWARD_DIFFERENTIABLE: Support.NATIVE,
-}
+_CAPABILITIES = {Cap.REWARD_SAMPLE, Cap.REWARD_DIFFERENTIABLE}
 # Sizes that the preprocessing enlarges, reduces and crops.
 _EXAMPLES = (
     RewardExample(prompt="a photo of a cat", height=48, width=48),

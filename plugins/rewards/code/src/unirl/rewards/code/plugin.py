@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import RewardExample, RewardSpec
 
 __all__ = ["UNIT_TESTS", "unirl_rewards"]
@@ -13,11 +13,7 @@ UNIT_TESTS = RewardSpec(
     summary="Tests that the completion's code passes, run in a sandbox",
     build="unirl.rewards.code.reward:build",
     config="unirl.rewards.code.config:UnitTestsConfig",
-    capabilities={
-        Cap.REWARD_SAMPLE: Support.NATIVE,
-        Cap.REWARD_GROUP: Support.NO,
-        Cap.REWARD_DIFFERENTIABLE: Support.NO,
-    },
+    capabilities={Cap.REWARD_SAMPLE},
     scale="share of the prompt's tests that pass, 0 to 1; with score=all 1 if every test passes, else 0",
     range=(0.0, 1.0),
     examples=(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import RewardExample, RewardSpec
 
 __all__ = ["MATH", "unirl_rewards"]
@@ -13,11 +13,7 @@ MATH = RewardSpec(
     summary="Whether the completion's final answer is the prompt's answer, extracted and compared by `method`",
     build="unirl.rewards.math.reward:build",
     config="unirl.rewards.math.config:MathConfig",
-    capabilities={
-        Cap.REWARD_SAMPLE: Support.NATIVE,
-        Cap.REWARD_GROUP: Support.NO,
-        Cap.REWARD_DIFFERENTIABLE: Support.NO,
-    },
+    capabilities={Cap.REWARD_SAMPLE},
     scale="1 for a right answer, else 0; a share `format_weight` of it is for the format; truncated=soft takes up to 1",
     range=(-1.0, 1.0),
     examples=(

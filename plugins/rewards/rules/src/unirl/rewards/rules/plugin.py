@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import RewardExample, RewardSpec
 from unirl.core.types.data import MediaRef
 
@@ -22,11 +22,7 @@ __all__ = [
     "unirl_rewards",
 ]
 
-_PLAIN = {
-    Cap.REWARD_SAMPLE: Support.NATIVE,
-    Cap.REWARD_GROUP: Support.NO,
-    Cap.REWARD_DIFFERENTIABLE: Support.NO,
-}
+_PLAIN = {Cap.REWARD_SAMPLE}
 
 SHAPES = RewardSpec(
     name="shapes",
@@ -51,7 +47,7 @@ SOFT_SHAPES = RewardSpec(
     summary="Colour, shape and position of the single shape in a 64 px image by degree; differentiable",
     build="unirl.rewards.rules.soft_shapes:build",
     config="unirl.rewards.rules.config:SoftShapesConfig",
-    capabilities={**_PLAIN, Cap.REWARD_DIFFERENTIABLE: Support.NATIVE},
+    capabilities=_PLAIN | {Cap.REWARD_DIFFERENTIABLE},
     scale="mean degree to which colour, shape and place are right, 0 to 1",
     range=(0.0, 1.0),
     examples=SHAPES.examples,
@@ -158,7 +154,7 @@ PIXEL_TARGET = RewardSpec(
     summary="Closeness of the pixels to one colour or one image; differentiable",
     build="unirl.rewards.rules.pixel_target:build",
     config="unirl.rewards.rules.config:PixelTargetConfig",
-    capabilities={**_PLAIN, Cap.REWARD_DIFFERENTIABLE: Support.NATIVE},
+    capabilities=_PLAIN | {Cap.REWARD_DIFFERENTIABLE},
     scale="negative mean squared distance to the target, -1 to 0",
     range=(-1.0, 0.0),
     media="image",

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import RewardExample, RewardSpec
 
 __all__ = ["FORMAT", "LENGTH", "REWARD_MODEL", "unirl_rewards"]
 
-_PER_SAMPLE = {
-    Cap.REWARD_SAMPLE: Support.NATIVE,
-    Cap.REWARD_GROUP: Support.NO,
-    Cap.REWARD_DIFFERENTIABLE: Support.NO,
-}
+_PER_SAMPLE = {Cap.REWARD_SAMPLE}
 
 FORMAT = RewardSpec(
     name="format",

@@ -6,18 +6,14 @@ import dataclasses
 from pathlib import Path
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import RewardExample, RewardSpec
 from unirl.core.types.data import MediaRef
 
 __all__ = ["FIRST_FRAME", "MOTION", "SOFT_MOTION", "TEMPORAL", "VIDEOALIGN", "unirl_rewards"]
 
 _HERE = "unirl.rewards.video"
-_SMOOTH = {
-    Cap.REWARD_SAMPLE: Support.NATIVE,
-    Cap.REWARD_GROUP: Support.NO,
-    Cap.REWARD_DIFFERENTIABLE: Support.NATIVE,
-}
+_SMOOTH = {Cap.REWARD_SAMPLE, Cap.REWARD_DIFFERENTIABLE}
 _MOVING = (
     RewardExample(prompt="a red ring rolls to the right", metadata={"motion": "right"}, height=40, width=56, frames=4),
     RewardExample(prompt="a still life", metadata={"motion": "still"}, height=40, width=56, frames=4),
@@ -46,7 +42,7 @@ MOTION = RewardSpec(
     summary="Whether a video moves in a direction, with a velocity or not at all, by phase correlation",
     build=f"{_HERE}.motion:build",
     config=f"{_HERE}.config:MotionConfig",
-    capabilities={**_SMOOTH, Cap.REWARD_DIFFERENTIABLE: Support.NO},
+    capabilities=_SMOOTH - {Cap.REWARD_DIFFERENTIABLE},
     scale="a direction: -1 to 1; a velocity or `still`: 0 to 1, 0.5 where it is `speed` shorter edges per second away",
     range=(-1.0, 1.0),
     examples=_MOVING,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import RewardExample, RewardSpec
 from unirl.core.types.data import MediaRef
 
@@ -23,8 +23,8 @@ __all__ = [
     "unirl_rewards",
 ]
 
-_EACH = {Cap.REWARD_SAMPLE: Support.NATIVE, Cap.REWARD_GROUP: Support.NO, Cap.REWARD_DIFFERENTIABLE: Support.NO}
-_GROUPS = {**_EACH, Cap.REWARD_SAMPLE: Support.NO, Cap.REWARD_GROUP: Support.NATIVE}
+_EACH = {Cap.REWARD_SAMPLE}
+_GROUPS = {Cap.REWARD_GROUP}
 _EXAMPLES = (RewardExample(prompt="a red cube on a blue sphere"), RewardExample(prompt="two cats at a {table}"))
 _SOURCE = MediaRef(modality="image", role="source", uri=str(Path(__file__).with_name("source.png")))
 _EDITS = tuple(RewardExample(prompt=prompt, media=(_SOURCE,)) for prompt in ("make the disk green", "remove the disk"))
