@@ -112,8 +112,8 @@ class GroupQueue:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_over.set()
         with self._scored:
+            self._is_over.set()
             self._scored.notify_all()
         threads = [*([self._maker] if self._maker else []), *self._scorers.values()]
         for thread in threads:
@@ -291,7 +291,10 @@ class GroupQueue:
     def _submit(self, name: str, tracks: Mapping[str, Track]) -> Future[_Scores]:
         """The scores of a reward for a piece: on its thread, or made here where rewards do not overlap."""
         if self._scorers:
-            scores = self._scorers[name].submit(self._score, name, tracks)
+            # Under the lock: a thread that has been shut down takes nothing.
+            with self._scored:
+                self._check_over()
+                scores = self._scorers[name].submit(self._score, name, tracks)
         else:
             scores = Future[_Scores]()
             scores.set_result(self._score(name, tracks))
