@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -116,10 +117,10 @@ class Launcher(Protocol):
 
 @contextmanager
 def attributed(owner: str, *, phase: str) -> Generator[None]:
-    """What fails inside is `owner`'s: errors that do not say so themselves become a RunFailed that does."""
+    """Errors inside that do not name `owner` become a RunFailed that does."""
     try:
         yield
-    except UniRLError:
+    except (UniRLError, CancelledError):
         raise
     except (Exception, SystemExit) as error:
         raise RunFailed(f"{owner} failed in phase {phase!r}: {type(error).__name__}: {error}", phase=phase) from error
