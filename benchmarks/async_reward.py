@@ -14,11 +14,10 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from unirl.core.data.prompts import PromptOrder, StepPrompts, read_prompts
+from unirl.core.data.prompts import PromptOrder, read_prompts
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.plugins.catalog import Catalog
@@ -26,9 +25,9 @@ from unirl.core.recipe.compose import compose
 from unirl.core.roles import Reward, ScoreInput, Scores
 from unirl.core.specs.plan import Plan
 from unirl.core.types.event import Event
-from unirl.loop.ahead import RolloutsAhead
 from unirl.loop.build import build_parts
-from unirl.loop.step import run_step
+from unirl.loop.queue import GroupQueue
+from unirl.loop.step import train_step
 
 SETTINGS = [
     "run.threads=1",
@@ -116,19 +115,17 @@ class Variant:
 
     def round(self, steps: int) -> None:
         """Consecutive steps: one to fill the pipeline, the counted ones, and one to drain it."""
-        with RolloutsAhead(self._parts, self._plan) if self._plan.run.max_staleness else nullcontext() as ahead:
+        end = self._step + steps + 2
+        with GroupQueue(self._parts, self._plan) as queue:
             for number in range(steps + 2):
-                follows = ahead is not None and number <= steps
                 began = time.perf_counter()
-                run_step(
-                    self._parts,
-                    self._plan,
-                    self._prompts(self._step),
+                train_step(
+                    queue,
+                    self._prompts,
                     step=self._step,
+                    end=end,
                     events=self._events,
                     trackers=Trackers({}, EventStream()),
-                    ahead=ahead,
-                    following=[StepPrompts(chosen=self._prompts(self._step + 1))] if follows else (),
                 )
                 wall = time.perf_counter() - began
                 self._step += 1

@@ -26,7 +26,7 @@ from diffusers import WanTransformer3DModel
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from unirl.model_host.diffusion.sequence_parallel import split_transformer
-from unirl.numerics.diffusion.wan import WanModel
+from unirl.models.wan.model import WanModel
 
 SIZE, ODD_SIZE = (16, 16), (14, 18)
 """Latents of a frame: 8 by 8 tokens, or 7 by 9, of which no even number of ranks has equal parts."""

@@ -11,7 +11,7 @@ from unirl.core.errors import RunFailed
 from unirl.core.plugins.catalog import Catalog
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.loop import build
-from unirl.loop.reward_guard import GuardedReward
+from unirl.loop.checked_reward import CheckedReward
 from writer_and_painter import RECIPE, composed
 
 
@@ -48,13 +48,13 @@ def test_parts_are_closed_when_a_later_one_cannot_be_built(
         return part
 
     def noted(part: Any) -> None:
-        calls.append(part._key if isinstance(part, GuardedReward) else keys[id(part)])
+        calls.append(part._key if isinstance(part, CheckedReward) else keys[id(part)])
         closing[type(part)](part)
         if close_fails:
             raise RuntimeError("it hangs")
 
     monkeypatch.setattr(build, "build_part", built)
-    closing: dict[type, Any] = {cls: cls.close for cls in (TrainsideEngine, Fsdp2Backend, GuardedReward)}
+    closing: dict[type, Any] = {cls: cls.close for cls in (TrainsideEngine, Fsdp2Backend, CheckedReward)}
     for cls in closing:
         monkeypatch.setattr(cls, "close", noted)
     with pytest.raises(RunFailed, match=rf"^{failing}: no memory left") as raised:

@@ -8,9 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from ipaddress import ip_address
-from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,8 +23,8 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import Model
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import EngineSpec, ModelSpec
-from unirl.engine_host.latent_engine import bridge_modules
-from unirl.engine_host.process import CARRIED
+from unirl.engine_host.process import SERVING
+from unirl.engine_host.source_files import source_files
 from unirl.models.qwen3 import tiny as tiny_qwen3
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import build as build_qwen3
@@ -88,27 +86,12 @@ MODULE_OF = {"pillow": "PIL"}
 
 @each_engine
 def test_the_source_that_goes_along_imports_nothing_that_stays_behind(name: str) -> None:
-    """Also what a module imports only in a function that is called there, and the bridges of all models."""
-    bridges = [Catalog.discover().resolve(spec.bridges[name]) for spec in MODELS if name in spec.bridges]
-    carried = {*CARRIED, *environment_of(name).ENVIRONMENT.modules, *chain.from_iterable(map(bridge_modules, bridges))}
+    """Neither do the bridges of all models, nor functions that are called there alone."""
+    bridges = [spec.bridges[name].partition(":")[0] for spec in MODELS if name in spec.bridges]
     there = {*sys.stdlib_module_names, *(MODULE_OF.get(dist, dist.replace("-", "_")) for dist in locked(name, "cuda"))}
-    for module in carried:
-        spec = find_spec(module)
-        assert spec is not None and spec.origin is not None
-        for imported in imports(Path(spec.origin)):
-            if imported.startswith("unirl."):
-                assert imported in carried or not is_module(imported), f"{module} imports {imported}"
-            else:
-                assert imported.partition(".")[0] in there, f"{module} imports {imported}"
-
-
-def is_module(name: str) -> bool:
-    """A file of its own: not a package, which is a plain folder there, and not something in a module."""
-    try:
-        spec = find_spec(name)
-    except ModuleNotFoundError:
-        return False
-    return spec is not None and spec.submodule_search_locations is None
+    for module, file in source_files([SERVING, *environment_of(name).ENVIRONMENT.modules, *bridges]).items():
+        for imported in imports(file):
+            assert imported.partition(".")[0] in {*there, "unirl"}, f"{module} imports {imported}"
 
 
 def model_for(engine: EngineSpec, folder: Path, **settings: Any) -> Model:

@@ -27,8 +27,7 @@ from unirl.core.recipe.compose import compose
 from unirl.loop.build import build_parts
 from unirl.loop.parts import Parts
 from unirl.loop.run import train
-from unirl.models.wan21 import tiny as wan21
-from unirl.models.wan22 import tiny as wan22
+from unirl.models.wan.tiny import write_wan21, write_wan22
 from unirl.quickstart import checkpoint_path
 from unirl.tools.export.card import base_license
 from unirl.tools.export.exporting import export
@@ -272,7 +271,7 @@ def test_a_video_model_trained_in_another_wrapping_is_exported(
     trained: Trained, catalog: Catalog, tmp_path: Path
 ) -> None:
     base = tmp_path / "base"
-    wan21.write(base, seed=0)
+    write_wan21(base, seed=0)
     (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
     small = ["height=32", "width=32", "frames=5", "max_sequence_length=16", "num_inference_steps=3"]
     run = trained(
@@ -307,7 +306,7 @@ def test_a_video_model_trained_in_another_wrapping_is_exported(
 @pytest.mark.slow
 def test_both_experts_of_a_model_are_exported(trained: Trained, catalog: Catalog, tmp_path: Path) -> None:
     base = tmp_path / "base"
-    wan22.write(base, seed=0)
+    write_wan22(base, seed=0)
     (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
     small = ["height=32", "width=32", "frames=5", "max_sequence_length=16", "num_inference_steps=4"]
     run = trained(

@@ -60,7 +60,7 @@ def test_the_wheels_alone_train_two_steps_in_an_empty_environment(python: Path, 
 def test_the_wheels_alone_train_two_experts_with_the_real_engine(python: Path, run: Run, tmp_path: Path) -> None:
     """`pip install unirl-core unirl-model-wan22 unirl-engine-vllm-omni`, with a backend, an algorithm and a reward."""
     environments.make("vllm-omni")
-    write = "from pathlib import Path; from unirl.models.wan22.tiny import write; write(Path('tiny'), seed=0)"
+    write = "from pathlib import Path; from unirl.models.wan.tiny import write_wan22; write_wan22(Path('tiny'), seed=0)"
     run(python, "-c", write, cwd=tmp_path)
     (tmp_path / "prompts.txt").write_text("a red ring rolls\na blue disc\n")
     small = ["height=32", "width=48", "frames=5", "max_sequence_length=16", "num_inference_steps=4"]

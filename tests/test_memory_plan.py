@@ -17,7 +17,7 @@ from small_runs import catalog
 from unirl.core.cli import cli
 from unirl.core.errors import RecipeError
 from unirl.core.recipe.compose import compose
-from unirl.models.wan21.tiny import write
+from unirl.models.wan.tiny import write_wan21
 from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
 from unirl.train_host.sharding import recompute
 
@@ -72,7 +72,7 @@ def planned(*words: str, of: MemoryPlan | None = None) -> MemoryPlan:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_step_holds_the_bytes_that_were_planned(name: str, tmp_path: Path) -> None:
     if "video" in name:
-        write(tmp_path / "wan", seed=0)
+        write_wan21(tmp_path / "wan", seed=0)
         (tmp_path / "prompts.txt").write_text("a ring\na disc\na star\na line", encoding="utf-8")
     recipe, *overrides = [word.replace("FOLDER", str(tmp_path)) for word in RECIPES[name]]
     plan = compose(recipe, overrides, catalog=catalog())

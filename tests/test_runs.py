@@ -257,7 +257,7 @@ def test_a_reward_that_fails_leaves_the_steps_before_it_resumable(
 
     extra = ["+reward@reward.light=brightness", "run.max_steps=3"]
     monkeypatch.setattr(BrightnessReward, "score", breaks_in_the_third_step)
-    with pytest.raises(RewardFailed, match=r"reward\.light: gave nan for sample 'r2/") as caught:
+    with pytest.raises(RewardFailed, match=r"reward\.light: values of Scores is nan for sample 'r2/") as caught:
         start("run", *extra)
     assert any("unirl train --resume" in note for note in caught.value.__notes__)
     monkeypatch.setattr(BrightnessReward, "score", sound)

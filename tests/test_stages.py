@@ -16,7 +16,7 @@ from unirl.core.match.match import match
 from unirl.engine_host.program import log_path
 from unirl.engines.vllm.config import VllmConfig
 from unirl.engines.vllm.environment import PRODUCT
-from unirl.loop.build import with_run_folder
+from unirl.loop.run_plan import with_run_folder
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 
 

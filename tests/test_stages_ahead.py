@@ -16,7 +16,7 @@ from unirl.core.match.mismatch_bounds import train_settings
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import Job
 from unirl.core.specs.plan import Plan
-from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Track
 from unirl.loop.build import build_parts
 from unirl.loop.credit import credited
 from unirl.loop.generation import generate_stages
@@ -57,10 +57,10 @@ def one_after_the_other(plan: Plan) -> tuple[list[dict[str, float]], Weights]:
     parts = build_parts(plan, catalog=Catalog.discover())
     prompts = read_prompts(Path(plan.data.train))
     order = PromptOrder(len(prompts), plan.data.prompts_per_step, seed=plan.run.seed, shuffle=plan.data.shuffle)
-    rollouts: list[Rollout] = []
+    rollouts: list[dict[str, Track]] = []
     means: list[dict[str, float]] = []
 
-    def generated(step: int) -> Rollout:
+    def generated(step: int) -> dict[str, Track]:
         sync_weights(parts, plan)
         return generate_stages(
             parts,
@@ -75,7 +75,7 @@ def one_after_the_other(plan: Plan) -> tuple[list[dict[str, float]], Weights]:
             rollouts.append(generated(len(rollouts)))
         scored = {
             stage.name: score(
-                rollouts[step].tracks[stage.name],
+                rollouts[step][stage.name],
                 {key: parts.rewards[key] for key in stage.rewards},
                 parts.reward_weights,
             )

@@ -28,11 +28,12 @@ from unirl.core.types.event import Event
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.core.types.track import Track
-from unirl.loop.build import build_parts, with_run_folder
+from unirl.loop.build import build_parts
 from unirl.loop.generation import generate_stages
 from unirl.loop.parts import Parts
 from unirl.loop.requests import step_requests
 from unirl.loop.run import train
+from unirl.loop.run_plan import with_run_folder
 from writer_and_painter import composed, numbers
 
 
@@ -108,8 +109,8 @@ def made(plan: Plan) -> tuple[Parts, Mapping[str, Track]]:
     parts = build_parts(plan, catalog=catalog())
     requests = step_requests(parts, plan, read_data(plan).prompts[:2], step=0)
     versions = {stage.name: 0 for stage in plan.stages}
-    rollout = generate_stages(parts, plan, requests, versions=versions, during=lambda stage: nullcontext())
-    return parts, rollout.tracks
+    tracks = generate_stages(parts, plan, requests, versions=versions, during=lambda stage: nullcontext())
+    return parts, tracks
 
 
 def test_the_reader_gets_what_files_of_the_images_would_give_it(recipe: Path, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
-from unirl.core.specs.memory import ModelSize
 from unirl.tools.plan.command import PEAK_TFLOPS, UTILISATION, plan_data
 from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
+from unirl.tools.plan.model_size import ModelSize
 from wan22_14b import write_wan22_14b
 
 pytestmark = pytest.mark.slow

@@ -226,7 +226,9 @@ def _compare(before: Path, after: Path) -> int:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return (
+        [_stable(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    )
 
 
 def _differences(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from unirl.models.wan22.tiny import write
+from unirl.models.wan.tiny import write_wan22
 
 __all__ = ["write_wan22_14b"]
 
@@ -38,7 +38,7 @@ VAE = {
 
 def write_wan22_14b(folder: Path) -> None:
     """Write the folder: no weights, 28 billion parameters."""
-    write(folder, seed=0)
+    write_wan22(folder, seed=0)
     for path in folder.rglob("*.safetensors"):
         path.unlink()
     for name, values in {

@@ -20,8 +20,8 @@ from unirl.models.qwen_image.model import QwenImageModel
 from unirl.models.qwen_image.plugin import SPEC as QWEN_IMAGE
 from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.plugin import SPEC as SD3
-from unirl.models.wan21.model import Wan21Model
-from unirl.models.wan21.plugin import SPEC as WAN21
+from unirl.models.wan.model import Wan21Model
+from unirl.models.wan.plugin import WAN21
 
 # Specs name this module by a plain name.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -15,7 +15,7 @@ from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.qwen_image.plugin import SPEC as QWEN_IMAGE
 from unirl.models.sd3.plugin import SPEC as SD3
-from unirl.models.wan21.plugin import SPEC as WAN21
+from unirl.models.wan.plugin import WAN21
 
 INPUTS = Inputs.of_texts(["a red ring", "a disc"])
 SIZES = {"height": 32, "width": 32, "max_sequence_length": 16, "num_inference_steps": 4}

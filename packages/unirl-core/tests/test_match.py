@@ -26,7 +26,7 @@ from unirl.core.specs.config import PartConfig, RunConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.engine_host.config import ExternalConfig
 from unirl.engine_host.text_config import ExternalTextConfig
-from unirl.loop.build import with_batch_invariance
+from unirl.loop.run_plan import with_batch_invariance
 
 
 def test_parts_that_fit_are_accepted() -> None:

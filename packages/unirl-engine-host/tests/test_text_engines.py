@@ -25,7 +25,7 @@ from unirl.engine_host.transfer import adapter_mismatch, files_of, full_mismatch
 PRODUCT = Product(
     title="Acme",
     environment=EngineEnvironment(
-        name="acme", package="unirl.runtime", locks={"cpu": "py.typed", "cuda": "py.typed"}, python="3.11", serve="a:b"
+        name="acme", package="unirl.transfer", locks={"cpu": "py.typed", "cuda": "py.typed"}, python="3.11", serve="a:b"
     ),
     tested=SpecifierSet(">=2,<3"),
     says_cut_log_probs=True,

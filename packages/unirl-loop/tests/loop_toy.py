@@ -42,6 +42,7 @@ from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import LatentSegment, Status, Track
 from unirl.core.types.weights import checksum
+from unirl.loop.checked_reward import CheckedReward
 from unirl.loop.parts import Parts
 from unirl.loop.step import run_loop
 from unirl.numerics.noise import INITIAL, noise, noise_digest
@@ -189,7 +190,7 @@ class ToyBackend:
         self.trained.append(track)
         self.weight += float(track.rewards.mean())
         self.version += self.jump
-        return TrainReport(metrics={}, num_updates=self.jump)
+        return TrainReport(metrics={job.name: {} for job in jobs}, num_updates=self.jump)
 
     def export_weights(self, *, policy: str = "live", kind: str) -> WeightUpdate:
         tensors = {"weight": torch.tensor(self.weight)}
@@ -211,6 +212,7 @@ class Light:
     during: Callable[[int], None] = nothing
     calls: int = 0
     done: int = 0
+    parts = ("group",)
 
     def score(self, samples: ScoreInput) -> Scores:
         self.calls += 1
@@ -238,7 +240,15 @@ def parts(
         "engines": {"image": engine or ToyEngine()},
         "algorithms": {"image": algorithm or ToyAlgorithm()},
     }
-    return Parts(rewards=result, reward_weights=dict.fromkeys(result, 1.0), **made)
+    checked = {name: checked_reward(name, reward) for name, reward in result.items()}
+    return Parts(rewards=checked, reward_weights=dict.fromkeys(result, 1.0), **made)
+
+
+def checked_reward(name: str, reward: Any) -> CheckedReward:
+    """The reward as a run holds it. Its `parts`, if it has them, are its components."""
+    parts: tuple[str, ...] = getattr(reward, "parts", ())
+    spec = RewardSpec(name=name, scale="", media="image", parts=parts, **PARTS)
+    return CheckedReward(f"reward.{name}", reward, spec=spec)
 
 
 class Ran:

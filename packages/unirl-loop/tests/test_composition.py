@@ -84,11 +84,6 @@ def test_a_reward_of_weight_0_takes_no_sample_out_of_training() -> None:
     assert mean_parts(track)["reward/b/unscored"] == 0.25
 
 
-def test_a_score_that_is_not_finite_is_refused_where_there_is_one() -> None:
-    with pytest.raises(RewardFailed, match=r"reward\.a: gave nan for sample 'p/2'"):
-        score(make_track(), {"a": Given([0.0, NAN, NAN, 1.0], [True, False, True, True])}, {"a": 1.0})
-
-
 class Silent(Light):
     """Light, without a score for the samples of a number or, if none is given, for all."""
 

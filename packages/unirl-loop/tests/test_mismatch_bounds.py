@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from loop_toy import ToyBackend, parts, plan, run
 from plans import changed
-from unirl.core.match.mismatch_bounds import MismatchBounds, mismatch_bounds
+from unirl.core.match.mismatch_bounds import train_settings
 from unirl.core.roles import Job, TrainReport
 from unirl.core.specs.capability import Needs
 from unirl.core.specs.config import PartConfig, TrainConfig
-from unirl.core.specs.plan import Plan
+from unirl.core.specs.plan import Plan, Stage
 from unirl.core.specs.spec import AlgorithmSpec
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 
@@ -47,44 +47,44 @@ def a_plan(sampling: Any, *, dtypes: tuple[str, str] = ("float32", "auto"), clip
     )
 
 
+def bounds_of(stage: Stage) -> tuple[float | None, float | None]:
+    train = train_settings(stage)
+    return train.logp_mismatch_max, train.logp_mismatch_mean
+
+
+def bounds(largest: float | None = None, mean: float | None = None) -> tuple[float | None, float | None]:
+    return largest, mean
+
+
 def test_latents_may_be_off_by_the_clip_range() -> None:
-    assert mismatch_bounds(a_plan(LatentSamplingConfig()).only) == MismatchBounds(largest=3e-4)
-    assert mismatch_bounds(a_plan(LatentSamplingConfig(), dtypes=("float16", "auto")).only) == MismatchBounds(
-        largest=3e-4
-    )
-    assert mismatch_bounds(a_plan(LatentSamplingConfig(), clip=False).only) == MismatchBounds()
+    assert bounds_of(a_plan(LatentSamplingConfig()).only) == bounds(largest=3e-4)
+    assert bounds_of(a_plan(LatentSamplingConfig(), dtypes=("float16", "auto")).only) == bounds(largest=3e-4)
+    assert bounds_of(a_plan(LatentSamplingConfig(), clip=False).only) == bounds()
 
 
 @pytest.mark.parametrize("clip", [True, False], ids=["with a clip range", "without one"])
 def test_texts_may_be_off_by_what_their_precision_makes(clip: bool) -> None:
     for dtypes in (("float32", "auto"), ("float32", "float32")):
-        assert mismatch_bounds(a_plan(TextSamplingConfig(), dtypes=dtypes, clip=clip).only) == MismatchBounds(
+        assert bounds_of(a_plan(TextSamplingConfig(), dtypes=dtypes, clip=clip).only) == bounds(
             largest=0.01, mean=0.001
         )
     for dtypes in (("bfloat16", "auto"), ("float32", "bfloat16"), ("float32", "half")):
-        assert mismatch_bounds(a_plan(TextSamplingConfig(), dtypes=dtypes, clip=clip).only) == MismatchBounds(
-            largest=1.0, mean=0.05
-        )
+        assert bounds_of(a_plan(TextSamplingConfig(), dtypes=dtypes, clip=clip).only) == bounds(largest=1.0, mean=0.05)
 
 
 def test_a_recipe_may_say_otherwise_of_each() -> None:
-    assert mismatch_bounds(a_plan(TextSamplingConfig(), logp_mismatch_max=0.3).only) == MismatchBounds(
-        largest=0.3, mean=0.001
-    )
-    assert mismatch_bounds(a_plan(TextSamplingConfig(), logp_mismatch_mean=0.3).only) == MismatchBounds(
-        largest=0.01, mean=0.3
-    )
-    assert mismatch_bounds(a_plan(LatentSamplingConfig(), logp_mismatch_mean=1e-5).only) == MismatchBounds(
-        largest=3e-4, mean=1e-5
-    )
+    assert bounds_of(a_plan(TextSamplingConfig(), logp_mismatch_max=0.3).only) == bounds(largest=0.3, mean=0.001)
+    assert bounds_of(a_plan(TextSamplingConfig(), logp_mismatch_mean=0.3).only) == bounds(largest=0.01, mean=0.3)
+    assert bounds_of(a_plan(LatentSamplingConfig(), logp_mismatch_mean=1e-5).only) == bounds(largest=3e-4, mean=1e-5)
 
 
 def test_half_of_a_bound_is_said_once() -> None:
     class Off(ToyBackend):
         def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
-            track, algorithm = jobs[0].track, jobs[0].algorithm
-            report = super().train([Job(track=track, algorithm=algorithm)], progress=progress)
-            return dataclasses.replace(report, metrics={"logp_mismatch_max": 0.4, "logp_mismatch_mean": 0.06})
+            report = super().train(jobs, progress=progress)
+            return dataclasses.replace(
+                report, metrics={job.name: {"logp_mismatch_max": 0.4, "logp_mismatch_mean": 0.06} for job in jobs}
+            )
 
     toy = changed(plan(), train=TrainConfig(logp_mismatch_max=1.0, logp_mismatch_mean=0.1))
     result = [event.data["text"] for event in run(parts(backend=Off()), toy).events if event.kind == "finding"]

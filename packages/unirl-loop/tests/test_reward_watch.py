@@ -49,6 +49,8 @@ def test_what_is_not_trained_may_rise_and_what_is_avoided_may_fall(slopes: dict[
 class Trades:
     """Brightness, which rises as the toy trains; a component of it falls."""
 
+    parts = ("dark",)
+
     def score(self, samples: ScoreInput) -> Scores:
         values = samples.of("image", reward="light").stacked[:, 0, 0, 0].clone()
         return Scores(values=values, parts={"dark": -values})

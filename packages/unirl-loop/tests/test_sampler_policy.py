@@ -151,12 +151,10 @@ def test_without_rewards_a_run_trains_on_what_was_made(shares: bool) -> None:
 
     class Backend(ToyBackend):
         def train(self, jobs: Sequence[Job], *, progress: float) -> Any:
-            track, algorithm = jobs[0].track, jobs[0].algorithm
+            track = jobs[0].track
             trained.append(track)
-            return super().train(
-                [Job(track=dataclasses.replace(track, rewards=torch.ones(track.num_rows)), algorithm=algorithm)],
-                progress=progress,
-            )
+            rewarded = dataclasses.replace(track, rewards=torch.ones(track.num_rows))
+            return super().train([dataclasses.replace(jobs[0], track=rewarded)], progress=progress)
 
     algorithm: Any = ToyAlgorithm()
     algorithm.advantages = lambda track: (track, {})

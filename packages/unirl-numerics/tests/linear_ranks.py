@@ -7,11 +7,11 @@ import threading
 
 import torch
 from unirl.core.errors import BatchError, RunFailed
-from unirl.core.match.mismatch_bounds import MismatchBounds
 from unirl.core.roles import Job, Losses, LossTerm, Metric, Replayed
+from unirl.core.specs.config import TrainConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
-from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
+from unirl.numerics.train.stack import StepReport, train_on
 
 DEADLINE_S = 20
 
@@ -188,15 +188,14 @@ def make_track(num_rows=8, *, groups=None, log_probs=None):
     )
 
 
-def run(track, algorithm=None, *, rank=None, logp_mismatch_max=None, logp_mismatch_mean=None, **settings):
+def run(track, algorithm=None, *, rank=None, version=None, updates=1, **settings):
     rank = rank or Alone()
     report = train_on(
         [Job(track=track, algorithm=algorithm or Weighted())],
         forward=rank.replay,
         updater=rank,
-        settings=UpdateSettings(
-            mismatch_bounds=MismatchBounds(largest=logp_mismatch_max, mean=logp_mismatch_mean), **settings
-        ),
+        train=TrainConfig(updates_per_step=updates, **settings),
+        version=version,
         progress=0.25,
     )
     return rank, report

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny_text_model import VOCABULARY, TinyTextModel
 from unirl.core.errors import BatchError
-from unirl.core.match.mismatch_bounds import MismatchBounds
 from unirl.core.roles import Job, Losses, LossTerm
+from unirl.core.specs.config import TrainConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import TextRequest
 from unirl.core.types.sampling import TextSamplingConfig
@@ -20,7 +20,7 @@ from unirl.numerics.tokens.draws import BLOCK, choose_tokens, draws
 from unirl.numerics.tokens.log_probs import token_log_probs
 from unirl.numerics.tokens.replay import per_token, replay_text
 from unirl.numerics.tokens.rollout import generate_text, visible_texts
-from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
+from unirl.numerics.train.stack import StepReport, train_on
 from unirl.numerics.train.track_replay import TrackReplay
 
 # Log-probs are kept in fp32: half a unit in the last place of a number below 16.
@@ -271,14 +271,12 @@ def test_micro_batches_by_tokens_give_the_gradient_of_the_whole_batch():
             [Job(track=track, algorithm=Reinforce())],
             forward=replay,
             updater=updater,
-            settings=UpdateSettings(
-                micro_batch_tokens=budget, packing=packing, mismatch_bounds=MismatchBounds(largest=ROUNDING)
-            ),
+            train=TrainConfig(micro_batch_tokens=budget, packing=packing, logp_mismatch_max=ROUNDING),
             progress=0.0,
         )
         gradients.append(model.head.grad.clone())
         counts.append(updater.num_backwards)
-        assert report.metrics["logp_mismatch_max"] <= ROUNDING
+        assert report.only["logp_mismatch_max"] <= ROUNDING
     assert counts[0] == 1
     assert 1 < counts[1] <= counts[2] < 9
     assert counts[3] == 9, "a row longer than the budget goes alone"
@@ -298,7 +296,7 @@ def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_of_weight_0():
         [Job(track=track, algorithm=Reinforce())],
         forward=replay,
         updater=updater,
-        settings=UpdateSettings(micro_batch_tokens=10_000),
+        train=TrainConfig(micro_batch_tokens=10_000),
         progress=0.0,
     )
     assert updater.num_backwards == 7
@@ -308,7 +306,7 @@ def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_of_weight_0():
         [Job(track=track, algorithm=Reinforce())],
         forward=replay,
         updater=updater,
-        settings=UpdateSettings(),
+        train=TrainConfig(),
         progress=0.0,
     )
     torch.testing.assert_close(filled, model.head.grad, rtol=1e-12, atol=1e-14)
@@ -333,20 +331,16 @@ def test_micro_batches_by_tokens_keep_units(packing):
     for budget in (0, max(costs)):
         updater = Plain(model)
         replay = TrackReplay(model, stacked=True, policy_context=None, packing=packing)
-        settings = UpdateSettings(micro_batch_tokens=budget, packing=packing)
-        train_on(
-            [Job(track=track, algorithm=Noting())], forward=replay, updater=updater, settings=settings, progress=0.0
-        )
+        settings = TrainConfig(micro_batch_tokens=budget, packing=packing)
+        train_on([Job(track=track, algorithm=Noting())], forward=replay, updater=updater, train=settings, progress=0.0)
         gradients.append(model.head.grad.clone())
     # The sums of fp64 gradients, in another order.
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-12, atol=1e-14)
     assert len(seen) > 2 and all(ids.count(unit) == 3 for ids in seen for unit in ids)
-    settings = UpdateSettings(micro_batch_tokens=max(costs) - 1, packing=packing)
+    settings = TrainConfig(micro_batch_tokens=max(costs) - 1, packing=packing)
     worst = units[3 * costs.index(max(costs))]
     with pytest.raises(BatchError) as caught:
-        train_on(
-            [Job(track=track, algorithm=Noting())], forward=replay, updater=updater, settings=settings, progress=0.0
-        )
+        train_on([Job(track=track, algorithm=Noting())], forward=replay, updater=updater, train=settings, progress=0.0)
     assert str(caught.value) == (
         f"train.micro_batch_tokens: got {max(costs) - 1}, but unit {worst!r} of track 'text' has {max(costs)} tokens, "
         f"and a unit is never split. Use {max(costs)} or more."
@@ -358,11 +352,11 @@ def test_a_track_of_which_nothing_weighs_takes_no_step_also_by_tokens():
     track = a_track(a_segment(model, wanted(["a"])))
     track = dataclasses.replace(track, sample_weights=torch.zeros(3))
     updater, replay = Plain(model), TrackReplay(model, stacked=True, policy_context=None)
-    settings = UpdateSettings(micro_batch_tokens=40)
+    settings = TrainConfig(micro_batch_tokens=40)
     report = train_on(
-        [Job(track=track, algorithm=Reinforce())], forward=replay, updater=updater, settings=settings, progress=0.0
+        [Job(track=track, algorithm=Reinforce())], forward=replay, updater=updater, train=settings, progress=0.0
     )
-    assert report.num_updates == 0 and report.metrics["updates_empty"] == 1
+    assert report.num_updates == 0 and report.only["updates_empty"] == 1
     assert updater.num_backwards == 0
 
 
@@ -374,7 +368,7 @@ def test_tokens_are_counted_on_text_alone():
             [Job(track=track, algorithm=Reinforce())],
             forward=None,
             updater=Plain(model),
-            settings=UpdateSettings(micro_batch_tokens=5),
+            train=TrainConfig(micro_batch_tokens=5),
             progress=0.0,
         )
 

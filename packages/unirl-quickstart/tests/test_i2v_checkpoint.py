@@ -17,8 +17,8 @@ from torch import Tensor
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.models.wan21.config import Wan21I2VConfig
-from unirl.models.wan21.i2v import build
+from unirl.models.wan.config import Wan21I2VConfig
+from unirl.models.wan.model import build
 from unirl.quickstart import i2v_checkpoint_path, i2v_prompts_path
 from unirl.rewards.rules.clips_reading import read_clip
 from unirl.rewards.rules.clips_world import ALL_CLIPS, MOTIONS, NUM_FRAMES, SIZE_PX, Clip

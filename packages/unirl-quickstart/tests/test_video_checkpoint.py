@@ -16,8 +16,8 @@ from torch import Tensor
 from unirl.core.errors import RecipeError
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.models.wan21.config import Wan21Config
-from unirl.models.wan21.model import build
+from unirl.models.wan.config import Wan21Config
+from unirl.models.wan.model import build
 from unirl.quickstart import video_checkpoint_path, video_prompts_path
 from unirl.rewards.rules.clips_reading import read_clip
 from unirl.rewards.rules.clips_world import ALL_CLIPS, MOTIONS, NUM_FRAMES, SIZE_PX, Clip, render_clips

@@ -118,7 +118,7 @@ def scenes() -> ScoreInput:
 @pytest.mark.parametrize("encoding", ["raw", "png", "webp"])
 def test_scores_are_those_of_this_process(service: RunningService, catalog: Catalog, encoding: str) -> None:
     batch = scenes()
-    own = load_reward("shapes", {}, device="cpu", catalog=catalog).score(batch)
+    own = load_reward("shapes", {}, device="cpu", catalog=catalog).reward.score(batch)
     parts = ["color", "shape", "place", "perfect"]
     config = remote(service, scorer="shapes", encoding=encoding, batch_size=3, parts=parts)
     scores = scores_of(config, batch)
@@ -134,7 +134,7 @@ def test_raw_pixels_keep_every_bit_and_texts_their_order(service: RunningService
     batch = samples([str(n) for n in range(7)], pixels=pixels)
     own = load_reward("brightness", {}, device="cpu", catalog=catalog)
     # One at a time on both sides, because sums of another batch may be rounded differently.
-    expected = torch.cat([own.score(batch.select([row])).values for row in range(7)])
+    expected = torch.cat([own.reward.score(batch.select([row])).values for row in range(7)])
     alone = [scores_of(remote(service, scorer="light"), batch.select([row])).values for row in range(7)]
     assert torch.equal(torch.cat(alone), expected)
     names = tuple(f"s{n}" for n in range(20))

@@ -16,6 +16,7 @@ from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.spec import RewardSpec
+from unirl.loop.checked_reward import CheckedReward
 from unirl.reward_service.config import ServiceConfig, read_config
 from unirl.reward_service.loading import LoadedReward, load_reward
 from unirl.reward_service.scorer import score_bodies
@@ -44,8 +45,8 @@ class Numbers:
 
 
 def loaded(reward: Any) -> LoadedReward:
-    spec = RewardSpec(name="numbers", summary="x", build="x:y", config="x:y", scale="x", media="image")
-    return LoadedReward(spec=spec, reward=reward, version="v")
+    spec = RewardSpec(name="numbers", summary="x", build="x:y", config="x:y", scale="x", media="image", parts=("half",))
+    return LoadedReward(spec=spec, reward=CheckedReward("reward.numbers", reward, spec=spec), version="v")
 
 
 def test_requests_are_scored_together_and_samples_without_a_score_stay_so() -> None:
@@ -71,13 +72,14 @@ def test_scores_of_another_number_and_scores_that_are_not_finite_are_errors() ->
     class Wrong(Numbers):
         def score(self, samples: ScoreInput) -> Scores:
             if samples.inputs.prompts[0] == "nan":
-                return Scores(values=torch.tensor([float("nan")]))
-            return Scores(values=torch.zeros(3))
+                return Scores(values=torch.tensor([float("nan")]), parts={"half": torch.zeros(1)})
+            return Scores(values=torch.zeros(3), parts={"half": torch.zeros(1)})
 
-    with pytest.raises(RewardFailed, match=r"values have shape \(3,\) for 1 samples"):
-        loaded(Wrong()).score(samples(["1"]))
-    with pytest.raises(RewardFailed, match="values are not finite"):
-        loaded(Wrong()).score(samples(["nan"]))
+    reward = loaded(Wrong()).reward
+    with pytest.raises(RewardFailed, match=r"values of Scores is a tensor of shape \(3,\)"):
+        reward.score(samples(["1"]))
+    with pytest.raises(RewardFailed, match="values of Scores is nan for sample"):
+        reward.score(samples(["nan"]))
 
 
 def test_a_version_is_that_of_settings_files_and_code_and_not_of_places(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from reward_services import NUMBER, RunningService, request, running, samples
 from unirl.core.roles import ScoreInput
 from unirl.numerics.media import LoadedImage
 from unirl.reward_service.errors import STATUS
-from unirl.reward_service.wire import Encoded, ScoreReply, ScoreRequest, decode, encode
+from unirl.reward_service.wire import ScoreReply, ScoreRequest, decode, encode
+from unirl.reward_service.wire_pixels import Encoded
 
 KEY = "a-key-of-many-characters"
 SETTINGS = (

@@ -25,12 +25,9 @@ from unirl.core.types.track import Status
 from unirl.numerics.media import LoadedImage, load_image
 from unirl.reward_service.wire import (
     FORMAT,
-    Encoded,
-    Raw,
     ScoreReply,
     ScoreRequest,
     Source,
-    WireError,
     WireLimits,
     WireSamples,
     decode,
@@ -40,6 +37,7 @@ from unirl.reward_service.wire import (
     to_samples,
     to_scores,
 )
+from unirl.reward_service.wire_pixels import Encoded, Raw, WireError
 
 LIMITS = WireLimits(max_samples=8, max_image_pixels=4096, max_request_pixels=8192)
 

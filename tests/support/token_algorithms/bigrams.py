@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.core.roles import Algorithm, Job, OutputHead, Policy
+from unirl.core.specs.config import TrainConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.numerics.tokens.divergence import token_divergence
 from unirl.numerics.tokens.log_probs import token_log_probs
-from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
+from unirl.numerics.train.stack import StepReport, train_on
 from unirl.numerics.train.track_replay import TrackReplay
 
 __all__ = ["Bench", "BigramModel", "Steps"]
@@ -150,7 +151,7 @@ class Bench(Steps):
             [Job(track=track or self.track, algorithm=algorithm)],
             forward=self.replay(packing=packing),
             updater=self,
-            settings=UpdateSettings(packing=packing, **settings),
+            train=TrainConfig(packing=packing, **settings),
             **{"progress": 0.0, **further},
         )
-        return {**report.metrics, "updates": float(report.num_updates)}
+        return {**report.only, "updates": float(report.num_updates)}

@@ -36,8 +36,8 @@ class CannotCount(Wrapped):
     def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
         track, algorithm = jobs[0].track, jobs[0].algorithm
         report = super().train([Job(track=track, algorithm=algorithm)], progress=progress)
-        norm = math.nan if self.config.trains == self.training else report.metrics["grad_norm"]
-        return dataclasses.replace(report, metrics={**report.metrics, "grad_norm": norm})
+        norm = math.nan if self.config.trains == self.training else report.only["grad_norm"]
+        return dataclasses.replace(report, metrics={**report.only, "grad_norm": norm})
 
 
 @mutant(claim="a-round-trains-adapters", name="counts-no-adapters", breaks="reports NaN where it trains adapters")

@@ -25,7 +25,7 @@ from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 from unirl.numerics.tokens.log_probs import token_log_probs
-from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
+from unirl.numerics.train.stack import StepReport, train_on
 from unirl.numerics.train.track_replay import TrackReplay
 
 EACH = pytest.mark.parametrize("config", [DrpoConfig(), SpoConfig()], ids=["drpo", "spo"])
@@ -277,7 +277,7 @@ def train(model: Unigram, algorithm: Drpo, track: Track, *, micro_batch_size: in
         [Job(track=track, algorithm=algorithm)],
         forward=model.replay(),
         updater=model,
-        settings=UpdateSettings(micro_batch_size=micro_batch_size),
+        train=TrainConfig(micro_batch_size=micro_batch_size),
         progress=0.0,
     )
-    return dict(report.metrics)
+    return dict(report.only)

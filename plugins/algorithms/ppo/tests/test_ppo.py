@@ -156,7 +156,7 @@ def test_splits_do_not_change_the_advantages_either(bench: Bench) -> None:
     """From the rollout on, with two updates: values of micro-batches, one whitening."""
     result: list[tuple[torch.Tensor, torch.Tensor, dict[str, float]]] = []
     for micro_batch_size in (0, 1):
-        numbers = bench.train(make(), micro_batch_size=micro_batch_size, updates=2)
+        numbers = bench.train(make(), micro_batch_size=micro_batch_size, updates_per_step=2)
         result.append((bench.gradient, bench.critic.gradient, numbers))
     torch.testing.assert_close(result[0][0], result[1][0], rtol=0, atol=1e-6)
     torch.testing.assert_close(result[0][1], result[1][1], rtol=0, atol=1e-6)
@@ -184,7 +184,7 @@ def test_while_the_critic_warms_up_the_policy_waits() -> None:
     bench = Bench(lr=0.1)
     before = [value.detach().clone() for value in bench.weights]
     bench.critic.is_alone = True
-    numbers = bench.train(make(), updates=2)
+    numbers = bench.train(make(), updates_per_step=2)
     assert numbers["updates"] == 0 and numbers["critic_updates"] == 2 and bench.num_steps == 0
     assert all(torch.equal(value, start) for value, start in zip(bench.weights, before, strict=True))
     assert "grad_norm" not in numbers and numbers["critic_grad_norm"] > 0 and "explained_variance" in numbers

@@ -47,7 +47,7 @@ def run(case, rows, *, folder):
     kind = settings.get("trains", "full")
     result = {"critic": critic_weights(backend), "live": dict(backend.export_weights(kind=kind).tensors)}
     backend.close()
-    return {**result, "metrics": dict(report.metrics)}
+    return {**result, "metrics": dict(report.only)}
 
 
 def main():

@@ -20,10 +20,8 @@ from unirl.models.hunyuan_video15.config import HunyuanVideo15Config
 from unirl.models.hunyuan_video15.model import build as build_joint
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import build as build_text
-from unirl.models.wan21.config import Wan21Config
-from unirl.models.wan21.model import build as build_video
-from unirl.models.wan22.config import Wan22Config
-from unirl.models.wan22.model import build as build_experts
+from unirl.models.wan.config import Wan21Config, Wan22Config
+from unirl.models.wan.model import build as build_video
 from unirl.numerics.tokens.rollout import generate_text
 from unirl.numerics.train.actions import action_mask
 
@@ -76,7 +74,7 @@ def video_model(folder, case="sequence"):
             HunyuanVideo15Config(path=str(folder / "hunyuan-video15")), device="cpu", serves=frozenset()
         )
     elif "experts" in case:
-        model = build_experts(Wan22Config(path=str(folder / "wan22")), device="cpu", serves=frozenset())
+        model = build_video(Wan22Config(path=str(folder / "wan22")), device="cpu", serves=frozenset())
     else:
         model = build_video(Wan21Config(path=str(folder / "wan21")), device="cpu", serves=frozenset())
     model.net = model.trainable
@@ -142,7 +140,7 @@ def run(case, folder, *, rank=0, world=1):
         backend.save(folder / case)
     live = dict(backend.export_weights(kind="merged").tensors)
     backend.close()
-    return {"sampled": sampled, "gradients": first, "metrics": dict(report.metrics), "live": live}
+    return {"sampled": sampled, "gradients": first, "metrics": dict(report.only), "live": live}
 
 
 def refusals(folder, rank):

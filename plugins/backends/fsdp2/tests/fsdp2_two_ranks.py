@@ -43,7 +43,7 @@ def run(case, rows, *, folder=None):
         backend.save(folder)
     live = dict(backend.export_weights(kind="merged").tensors)
     backend.close()
-    return {"gradients": first, "metrics": dict(report.metrics), "ema": sent, "live": live}
+    return {"gradients": first, "metrics": dict(report.only), "ema": sent, "live": live}
 
 
 def main():

@@ -60,7 +60,7 @@ def test_values_are_0_at_first_fp32_and_learnt_by_its_own_optimizer(settings):
     track = make_texts()
     assert all(not bool(values.any()) for values in backend.with_values(track).text.values)
     before = critic_weights(backend)
-    reports = [backend.train([Job(track=track, algorithm=Judged())], progress=0.0).metrics for _ in range(12)]
+    reports = [backend.train([Job(track=track, algorithm=Judged())], progress=0.0).only for _ in range(12)]
     losses = trained_by_torch(track, steps=12)[2]
     # fp32 sums in another order; or weights, activations and gradients of 8 bits, of which each is off by 2^-9 at most.
     bound = 2.0**-8 if "mixed_precision" in settings else 1e-5
@@ -104,7 +104,7 @@ def test_no_micro_batch_or_packing_changes_what_is_learnt(settings):
         backend, _ = make_judged(train=train, eps=1.0, critic={"lr": 1.0}, **settings)
         for _ in range(2):
             report = backend.train([Job(track=make_texts(), algorithm=Judged())], progress=0.0)
-        result.append((critic_weights(backend), backend.export_weights(kind="full").tensors, report.metrics))
+        result.append((critic_weights(backend), backend.export_weights(kind="full").tensors, report.only))
         backend.close()
     for critic, live, metrics in result[1:]:
         for mine, whole in ((critic, result[0][0]), (live, result[0][1])):
@@ -180,7 +180,7 @@ def test_while_the_critic_warms_up_the_policy_keeps_every_bit():
     versions = []
     for number in range(3):
         report = backend.train([Job(track=make_texts(seed=number), algorithm=Judged())], progress=0.0)
-        versions.append((backend.version, report.num_updates, report.metrics["critic_updates"]))
+        versions.append((backend.version, report.num_updates, report.only["critic_updates"]))
         if number == 1:
             assert all(torch.equal(value, start[n]) for n, value in backend.export_weights(kind="full").tensors.items())
     # A round of two updates that begins at the critic's step 0 or 2, before its third, is its own.
@@ -227,7 +227,7 @@ def test_two_ranks_learn_what_one_does_and_either_goes_on_from_the_others_checkp
                         value, other[name], rtol=0, atol=3e-6, msg=lambda m, at=(case, number, name): f"{at}: {m}"
                     )
             for name in ("critic_loss", "critic_grad_norm", "grad_norm", "values_mean"):
-                assert result["metrics"][name] == pytest.approx(report.metrics[name], rel=1e-4), (case, number, name)
+                assert result["metrics"][name] == pytest.approx(report.only[name], rel=1e-4), (case, number, name)
             if case != "tensor":
                 alone.load(tmp_path / f"{case}-{number}")
                 saved = critic_weights(alone)

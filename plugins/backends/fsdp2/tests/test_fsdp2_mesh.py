@@ -12,8 +12,7 @@ from unirl.backends.fsdp2.config import LoraSettings, MeshConfig
 from unirl.core.errors import RecipeError
 from unirl.models.hunyuan_video15.tiny import write as write_joint
 from unirl.models.qwen3.tiny import write as write_text
-from unirl.models.wan21.tiny import write
-from unirl.models.wan22.tiny import write as write_experts
+from unirl.models.wan.tiny import write_wan21, write_wan22
 
 SCRIPT = Path(__file__).with_name("fsdp2_four_ranks.py")
 
@@ -25,8 +24,8 @@ def largest(tensor):
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    write(folder / "wan21", seed=0)
-    write_experts(folder / "wan22", seed=0)
+    write_wan21(folder / "wan21", seed=0)
+    write_wan22(folder / "wan22", seed=0)
     write_text(folder / "qwen3", seed=0)
     write_joint(folder / "hunyuan-video15", seed=0)
     launch(SCRIPT, folder / "store", folder, ranks=4)

@@ -161,9 +161,9 @@ def test_the_number_of_adapted_layers_is_reported():
     backend, model = make_backend(lora=LoraSettings(rank=2, targets=["blocks.0.up", "leave"]))
     report = backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=0.0)
     assert backend.num_lora_layers == 2
-    assert report.metrics["lora_layers"] == 2
+    assert report.only["lora_layers"] == 2
     # Rank 2: A and B of 12 -> 24 and of 12 -> 8.
-    assert report.metrics["trainable_weights"] == 2 * (12 + 24) + 2 * (12 + 8)
+    assert report.only["trainable_weights"] == 2 * (12 + 24) + 2 * (12 + 8)
 
 
 def test_adapters_start_at_the_base_and_depend_on_the_seed_alone():

@@ -107,4 +107,4 @@ def test_sd3_in_bf16_is_the_bf16_module_fed_like_a_pipeline():
     assert torch.equal(result, expected.float())
     assert report.num_updates == 1
     # The rollout had the batch shape of the update, so in bf16 too the log-probs agree to the last bit.
-    assert report.metrics["ratio_max_dev_first"] == 0.0 == report.metrics["logp_mismatch_max"]
+    assert report.only["ratio_max_dev_first"] == 0.0 == report.only["logp_mismatch_max"]

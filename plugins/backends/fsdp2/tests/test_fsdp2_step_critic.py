@@ -58,7 +58,7 @@ def test_it_starts_at_0_as_the_checkpoint_and_trains_by_torchs_adamw(settings):
     backend, _ = make_judged(model=ToyModel(), **settings)
     track = make_steps()
     assert not bool(backend.with_values(track).latent.values.any())
-    reports = [backend.train([Job(track=track, algorithm=Judged())], progress=0.0).metrics for _ in range(4)]
+    reports = [backend.train([Job(track=track, algorithm=Judged())], progress=0.0).only for _ in range(4)]
     net, head, losses = trained_by_torch(track, steps=4)
     assert [report["critic_loss"] for report in reports] == pytest.approx(losses, rel=1e-5)
     result = critic_weights(backend)
@@ -91,8 +91,8 @@ def test_several_steps_per_update_are_several_steps_on_the_same_returns():
     thrice, _ = make_judged(model=ToyModel(), critic={"steps_per_update": 3})
     report = thrice.train([Job(track=track, algorithm=Judged())], progress=0.0)
     *_, losses = trained_by_torch(track, steps=3)
-    assert report.metrics["critic_updates"] == 3 and report.num_updates == 1
-    assert report.metrics["critic_loss"] == pytest.approx(losses[0], rel=1e-5)
+    assert report.only["critic_updates"] == 3 and report.num_updates == 1
+    assert report.only["critic_loss"] == pytest.approx(losses[0], rel=1e-5)
     once, _ = make_judged(model=ToyModel())
     for _ in range(3):
         once.train([Job(track=track, algorithm=Judged())], progress=0.0)
@@ -135,7 +135,7 @@ def test_a_model_of_16_bits_has_a_critic_of_fp32_weights():
 
     backend, _ = make_judged(model=SixteenBits(), trains="lora", lora=LoraSettings(rank=2))
     track = make_steps()
-    reports = [backend.train([Job(track=track, algorithm=Judged())], progress=0.0).metrics for _ in range(40)]
+    reports = [backend.train([Job(track=track, algorithm=Judged())], progress=0.0).only for _ in range(40)]
     assert {value.dtype for value in critic_weights(backend).values()} == {torch.float32}
     assert backend.with_values(track).latent.values.dtype is torch.float32
     # Rewards are memorised to less than half of their mean square.

@@ -55,8 +55,8 @@ def test_one_full_step_is_torchs_adamw_bit_for_bit(shard):
     assert float(norm) > 0.05, "the case must clip"
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
-    assert report.metrics["grad_norm"] == float(norm)
-    assert report.metrics["ratio_max_dev_first"] == 0.0
+    assert report.only["grad_norm"] == float(norm)
+    assert report.only["ratio_max_dev_first"] == 0.0
     assert backend.version == report.num_updates == 1
 
 
@@ -183,7 +183,7 @@ def test_fp32_adapters_on_a_bf16_base_train_in_bf16():
     report = backend.train([Job(track=track, algorithm=Clipped(to="reference"))], progress=0.0)
     after, merged = backend.export_weights(kind="lora").tensors, backend.export_weights(kind="merged").tensors
     backend.close()
-    assert report.num_updates == 1 and report.metrics["ratio_max_dev_first"] == 0.0
+    assert report.num_updates == 1 and report.only["ratio_max_dev_first"] == 0.0
     assert {tensor.dtype for tensor in after.values()} == {torch.float32}
     assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
     assert all(not torch.equal(after[name], before[name]) for name in before)
@@ -227,14 +227,14 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
     assert all(torch.equal(steps[0][1][name], before[name]) for name in before)
     assert (report.num_updates, report.num_skipped, backend.version) == (1, 1, 1)
     assert backend._copies["ema"].num_moves == 1
-    assert math.isfinite(report.metrics["grad_norm"])
+    assert math.isfinite(report.only["grad_norm"])
 
 
 def test_gradients_near_adams_eps_are_reported():
     for eps, expected in ((1e-8, 0.0), (1.0, 1.0)):
         backend, model = make_backend(eps=eps)
         report = backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=0.0)
-        assert report.metrics["grad_rms_near_eps"] == expected
+        assert report.only["grad_rms_near_eps"] == expected
 
 
 def test_a_loss_that_does_not_reach_the_weights_is_an_error():
@@ -267,8 +267,8 @@ def test_the_rate_of_each_update_is_reported_and_used():
     first = backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=0.0)
     second = backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=1.0)
     # Steps 0 to 3 of 4: 1, 3/4, 1/2, 1/4 of the rate; the report is their mean over a call.
-    assert first.metrics["lr"] == pytest.approx(0.875e-2)
-    assert second.metrics["lr"] == pytest.approx(0.375e-2)
+    assert first.only["lr"] == pytest.approx(0.875e-2)
+    assert second.only["lr"] == pytest.approx(0.375e-2)
 
 
 def test_wrong_settings_and_blocks_are_named():
@@ -289,4 +289,4 @@ def test_padding_is_never_a_finding_of_its_own():
         track, sample_weights=track.sample_weights * 0, status=(Status.PADDING,) * track.num_rows
     )
     report = backend.train([Job(track=hidden, algorithm=Clipped())], progress=0.0)
-    assert (report.num_updates, report.metrics["updates_empty"], backend.version) == (0, 1.0, 0)
+    assert (report.num_updates, report.only["updates_empty"], backend.version) == (0, 1.0, 0)

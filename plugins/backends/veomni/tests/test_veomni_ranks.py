@@ -9,7 +9,7 @@ import pytest
 import torch
 from causal_lm_moe import write as write_moe
 from unirl.models.causal_lm.tiny import write as write_dense
-from unirl.models.wan21.tiny import write as write_video
+from unirl.models.wan.tiny import write_wan21
 from veomni_cases import CASES, make_backend, make_model, run
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ def worlds(tmp_path_factory):
     folder = tmp_path_factory.mktemp("worlds")
     write_moe(folder / "moe")
     write_dense(folder / "dense", seed=0)
-    write_video(folder / "wan21", seed=0)
+    write_wan21(folder / "wan21", seed=0)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(folder)], capture_output=True, text=True, env=environment, timeout=580

@@ -16,8 +16,8 @@ from unirl.core.types.sampling import TextSamplingConfig
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.models.causal_lm.config import AutoCausalLmConfig
 from unirl.models.causal_lm.model import build as build_text
-from unirl.models.wan21.config import Wan21Config
-from unirl.models.wan21.model import build as build_video
+from unirl.models.wan.config import Wan21Config
+from unirl.models.wan.model import build as build_video
 from unirl.numerics.tokens.batches import pad_batch
 from unirl.numerics.tokens.rollout import generate_text
 from unirl.numerics.train.actions import action_mask

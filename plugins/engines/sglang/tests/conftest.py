@@ -35,7 +35,7 @@ def engine(
     """It makes batches of four, can sleep, and its server has faults that can be switched on. Its weights are those
     that the test before left."""
     make("sglang")
-    modules = (*ENVIRONMENT.modules, "faulty_sglang", "external_engines.faults", "unirl.models.sd3.bridges.sglang")
+    modules = (*ENVIRONMENT.modules, "faulty_sglang", "external_engines.faults")
     faulty = dataclasses.replace(ENVIRONMENT, serve="faulty_sglang:calls", modules=modules)
     # Without weights, as in a worker that only generates.
     model = build_model(Sd3Config(path=str(folder)), device="cpu", lazy=True)

@@ -16,7 +16,7 @@ from unirl.engine_host.environment_files import COMPLETE
 from unirl.engines.vllm.config import VllmConfig
 from unirl.engines.vllm.environment import ENVIRONMENT
 from unirl.engines.vllm.settings import llm_arguments, variables
-from unirl.loop.build import with_run_folder
+from unirl.loop.run_plan import with_run_folder
 from unirl.tools.doctor import diagnose
 
 

@@ -111,7 +111,7 @@ def test_a_look_at_machines_that_agree_finds_nothing(machines: Cluster) -> None:
 
 
 def test_without_a_launcher_that_knows_machines_the_way_out_is_said() -> None:
-    with pytest.raises(PluginNotInstalled, match="pip install unirl-runtime"):
+    with pytest.raises(PluginNotInstalled, match="pip install unirl-launcher-ray"):
         look_at_cluster(Catalog.of({}), "auto")
 
 

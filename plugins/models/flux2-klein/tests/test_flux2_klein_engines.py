@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from unirl.conformance.doubles.trained import full_update
 from unirl.core.errors import RunFailed
 from unirl.core.types.data import MediaRef
 from unirl.engine_host.latent_engine import ExternalLatentEngine
-from unirl.engines.sglang.environment import PRODUCT
 from unirl.models.flux2_klein import tiny
 from unirl.models.flux2_klein.bridges.sglang import BRIDGE
 from unirl.models.flux2_klein.config import Flux2KleinConfig
@@ -78,10 +76,7 @@ def test_prompts_that_sglang_pads_its_own_way_are_caught_at_its_start(
         f"class Stock({kind.__name__}):\n    pipeline_config = {stock!r}\n"
         "BRIDGE = Stock()\n"
     )
-    environment = PRODUCT.environment
-    environment = dataclasses.replace(environment, modules=(*environment.modules, kind.__module__))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("unirl.engines.sglang.engine.PRODUCT", dataclasses.replace(PRODUCT, environment=environment))
     monkeypatch.setattr("unirl.engines.sglang.engine.fitting_bridge", lambda *_: ("stock_bridge:BRIDGE", BRIDGE))
     with pytest.raises(RunFailed, match=r"conditions\['positive'\]\['prompt_embeds'\]: .*got shape \[\d, 512,"):
         started("sglang", model).__enter__()

@@ -9,11 +9,11 @@ import pytest
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
-from unirl.models.wan21 import tiny
+from unirl.models.wan.tiny import write_wan21
 
 
 def test_wan_trains_on_motion_and_smoothness(tmp_path: Path) -> None:
-    tiny.write(tmp_path / "wan", seed=0)
+    write_wan21(tmp_path / "wan", seed=0)
     lines = [
         {"prompt": "a red ring rolls to the right", "metadata": {"motion": "right"}},
         {"prompt": "a blue disc", "metadata": {"motion": [0.0, 0.5]}},

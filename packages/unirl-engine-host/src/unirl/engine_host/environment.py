@@ -52,8 +52,9 @@ class EngineEnvironment:
     serve: str
     """`"module:function"` the server runs: takes no arguments and returns its calls by name."""
     modules: tuple[str, ...] = ()
-    """Modules of installed UniRL dists that the server imports. Their source is copied to the server, so they may
-    import only the standard library, torch and the engine's packages."""
+    """Modules that the server imports by name: itself, and those that the engine is told to load. Their source is
+    copied to it with the UniRL modules that they import, so all of them may import only the standard library, torch and
+    the engine's packages."""
     additions: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict[str, tuple[str, ...]]())
     """Accelerator -> UniRL packages installed on top of its lock: source trees, each a folder with a pyproject.toml in
     an installed package, as `"package:folder"`. They have no dependencies."""

@@ -22,7 +22,7 @@ from unirl.numerics.diffusion.rollout import branch_inputs, encoded
 from .external import ExternalEngine, Hosting
 from .sent_media import SentMedia, sent_media
 
-__all__ = ["ExternalLatentEngine", "bridge_modules", "fitting_bridge"]
+__all__ = ["ExternalLatentEngine", "fitting_bridge"]
 
 CONDITION_GAP_FP32 = 1e-3
 """Relative to a condition's norm. Encoders of a few dozen layers with another fp32 summation order differ by 1e-6 to
@@ -179,12 +179,6 @@ def fitting_bridge(model: Model, engine: EngineSpec) -> tuple[str, Any]:
     if why := bridge.unfit(model):
         raise RecipeError(f"engine: {why}")
     return bridge_name(model.spec, engine), bridge
-
-
-def bridge_modules(bridge: object) -> tuple[str, ...]:
-    """The modules to copy to the engine for a bridge: those of its class and of the base classes."""
-    bases = type(bridge).__mro__
-    return tuple(dict.fromkeys(cls.__module__ for cls in bases if cls.__module__ not in ("builtins", "typing")))
 
 
 def _condition_gap(wanted: Ragged | None, found: Ragged | None) -> str:

@@ -13,13 +13,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unirl.core.errors import RunFailed
 
 from .frames import UNCHANGED, BadFrame, read_frame, to_frame
+from .source_files import source_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +32,8 @@ DEATH_S = 1.0
 """Timeout for the guard of a dead server to report how it died."""
 GRACE_S = 3.0
 """Grace period of a server told to stop, before it is killed."""
-CARRIED = ("unirl.engine_host.frames", "unirl.engine_host.serving")
-"""Modules that every server needs."""
+SERVING = "unirl.engine_host.serving"
+"""Module that every server starts with."""
 INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "USER")
 INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "OMP_", "SSL_")
 """Environment variables a server inherits; no others, in particular not `PYTHONPATH`."""
@@ -113,7 +113,7 @@ class EngineProcess:
             assert self._process is None, f"engine {self.program.name!r} was started twice"
             program = self.program
             self._folder = Path(tempfile.mkdtemp(prefix=f"unirl-{program.name}-"))
-            _assemble(self._folder / "source", (*CARRIED, *program.modules))
+            _assemble(self._folder / "source", (SERVING, *program.modules))
             log = self._log()
             log.parent.mkdir(parents=True, exist_ok=True)
             ours, theirs = socket.socketpair()
@@ -292,10 +292,9 @@ def _variables(program: Program) -> dict[str, str]:
 
 
 def _assemble(folder: Path, modules: tuple[str, ...]) -> None:
-    """Copy the source of these modules to the server's import folder, where packages are plain folders."""
-    for module in modules:
-        spec = find_spec(module)
-        assert spec is not None and spec.origin is not None, f"no source of {module}"
+    """Copy the source of these modules, and of the UniRL modules that they import, to the server's import folder, where
+    packages are plain folders."""
+    for module, file in source_files(modules).items():
         target = folder.joinpath(*module.split(".")).with_suffix(".py")
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(spec.origin, target)
+        shutil.copyfile(file, target)

@@ -71,8 +71,8 @@ def program(
     """The engine's program. Raises RecipeError for an unsupported setting or device, RunFailed if the environment is
     missing.
 
-    variables: environment variables of the engine.  cpu_variables: additional ones on a CPU.  modules: additional
-    modules to copy.  num_devices: number of devices it uses, starting at `device`.
+    variables: environment variables of the engine.  cpu_variables: additional ones on a CPU.  modules: further
+    ones than `EngineEnvironment.modules`.  num_devices: number of devices it uses, starting at `device`.
     """
     within = Path(config.env_dir).expanduser() if config.env_dir else None
     check_config(config, key="engine")

@@ -107,7 +107,7 @@ def run_job(job: Job, folder: Path) -> dict[str, Any]:
             rows = order.step(step), order.spare(step) if plan.data.dynamic_sampling_rounds else ()
             chosen, spare = ([data.prompts[row] for row in each] for each in rows)
             meter.begin()
-            run_step(parts, plan, chosen, spare=spare, step=step, events=events, trackers=trackers)
+            run_step(parts, plan, [*chosen, *spare], step=step, events=events, trackers=trackers)
             spent = meter.end(samples=int(steps[-1]["samples"]))
             intervals_spent = job.budget.of(spent) * job.intervals
             if intervals_spent >= following:

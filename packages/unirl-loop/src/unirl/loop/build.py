@@ -7,7 +7,6 @@ import sys
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from unirl.core.errors import PlanRejected, RunFailed, UniRLError
@@ -19,8 +18,8 @@ from unirl.core.specs.plan import Choice, Learner, Plan, Stage
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.weights import MadeTensors, checksum
 
+from .checked_reward import CheckedReward, errors_under
 from .parts import Launcher, NoEngine, Parts, attributed, load, shares_weights
-from .reward_guard import GuardedReward, errors_under
 from .scoring import MediaScore
 from .teachers import check_teachers
 
@@ -38,8 +37,6 @@ __all__ = [
     "built_parts",
     "gradient_score",
     "reward_weights",
-    "with_batch_invariance",
-    "with_run_folder",
 ]
 
 
@@ -236,7 +233,7 @@ def build_rewards(plan: Plan, *, catalog: Catalog, keys: Collection[str] | None 
             continue
         with errors_under(choice.key, name=choice.name):
             spec = dataclasses.replace(choice.spec, parts=(*choice.spec.parts, *choice.config.further_parts()))
-            result[key] = GuardedReward(choice.key, build_part(choice, catalog, device=device), spec=spec)
+            result[key] = CheckedReward(choice.key, build_part(choice, catalog, device=device), spec=spec)
     return result
 
 
@@ -311,43 +308,6 @@ def build_part(choice: Choice[Spec, PartConfig], catalog: Catalog, **context: An
     if part is None:
         raise RunFailed(f"{choice.key}: {choice.spec.build!r} returned None, expected a {choice.spec.kind}.")
     return part
-
-
-def with_batch_invariance(plan: Plan) -> Plan:
-    """The plan with `engine.batch_invariant` set if the run is batch-invariant and the engine has such a mode."""
-    if not plan.run.batch_invariant:
-        return plan
-    return plan.with_stages(
-        lambda stage: _with_engine(
-            stage, {"batch_invariant": True} if "batch_invariant" in vars(stage.engine.config) else {}
-        )
-    )
-
-
-def with_run_folder(plan: Plan, folder: Path) -> Plan:
-    """The plan with this run folder as `run.dir`, which also replaces `{run}` in its engines' settings.
-
-    With several stages `{part}` gets the stage before it, so that two engines of one kind do not share a file.
-    """
-    path = str(folder.resolve())
-    return dataclasses.replace(plan, run=dataclasses.replace(plan.run, dir=path)).with_stages(
-        lambda stage: _with_engine(
-            stage,
-            {
-                name: text.replace("{part}", plan.prefix(stage) + "{part}").replace("{run}", path)
-                for name, text in vars(stage.engine.config).items()
-                if isinstance(text, str) and "{run}" in text
-            },
-        )
-    )
-
-
-def _with_engine(stage: Stage, settings: Mapping[str, Any]) -> Stage:
-    """The stage with these settings of its engine."""
-    if not settings:
-        return stage
-    config = dataclasses.replace(stage.engine.config, **settings)
-    return dataclasses.replace(stage, engine=dataclasses.replace(stage.engine, config=config))
 
 
 def _close(parts: Parts, plan: Plan) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.types.data import Prompt
+from unirl.core.types.rollout import Rollout
 
 from .generation import generate_stages, kept_images
 from .parts import Parts, attributed, sync_weights
@@ -35,7 +36,7 @@ def evaluate(
     sync_weights(parts, plan)
     policy = cast("Policy", plan.eval.policy)
     with kept_images(plan, "eval"):
-        rollout = generate_stages(
+        tracks = generate_stages(
             parts,
             plan,
             evaluation_requests(parts, plan, prompts),
@@ -46,7 +47,7 @@ def evaluate(
         metrics: dict[str, float] = {}
         for stage in plan.stages:
             rewards = {key: parts.rewards[key] for key in stage.rewards}
-            track = score(rollout.tracks[stage.name], rewards, parts.reward_weights, plan.rewards)
+            track = tracks[stage.name] = score(tracks[stage.name], rewards, parts.reward_weights, plan.rewards)
             check_scored(track, rewards)
             prefix = plan.prefix(stage)
             if track.rewards is not None:
@@ -55,7 +56,7 @@ def evaluate(
                 if plan.eval.threshold is not None:
                     metrics[f"{prefix}share_at_threshold"] = float(reaches(scores, plan.eval.threshold).float().mean())
             metrics |= {prefix + key: value for key, value in mean_parts(track).items()}
-            rollout = rollout.replaced(stage.name, track)
+        rollout = Rollout(tracks=tracks)
         trackers.samples("eval", rollout, step=step)
     seconds = time.perf_counter() - started
     events.emit("evaluated", step=step, metrics=metrics, samples=rollout.num_samples, phases={"evaluate": seconds})

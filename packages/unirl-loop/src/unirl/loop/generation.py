@@ -1,4 +1,4 @@
-"""Generating a rollout stage by stage: children go on from what their parents generated."""
+"""Generating a rollout stage by stage: children continue from the samples of their parents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unirl.core.types.rollout import Rollout
 from unirl.numerics.media import save_images
 
 from .parts import Parts, generate, sampled_policy
@@ -31,7 +30,7 @@ def generate_stages(
     versions: Mapping[str, int],
     during: Callable[[Stage], AbstractContextManager[None]],
     evaluated: Policy | None = None,
-) -> Rollout:
+) -> dict[str, Track]:
     """The tracks of all stages, parents first, their echoes verified.
 
     requests: of the stages made from prompts.  versions: of the weights that each stage samples with.
@@ -67,7 +66,7 @@ def generate_stages(
             with sampled_policy(parts, stage, evaluated):
                 tracks[stage.name] = generate(parts.engines[stage.name], request, parent=stage.parent)
         prompt_of[stage.name] = dict(zip(request.sample_ids, roots, strict=True))
-    return Rollout(tracks=tracks)
+    return tracks
 
 
 @contextmanager

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from unirl.core.errors import EchoMismatch, RunFailed, UniRLError
-from unirl.core.roles import Algorithm, Backend, Engine, Model, Policy, Reward, WeightReceipt, WeightUpdate
+from unirl.core.match.mismatch_bounds import train_settings
+from unirl.core.roles import Algorithm, Backend, Engine, Job, Model, Policy, Reward, WeightReceipt, WeightUpdate
 from unirl.core.specs.capability import Cap
 from unirl.core.types.rollout import verify_echo
 
@@ -22,28 +23,30 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Launcher",
+    "LauncherReport",
     "NoEngine",
-    "Noted",
     "Parts",
     "StageParts",
     "attributed",
+    "engine_names",
     "generate",
     "kept_weights",
     "load",
     "sampled_policy",
     "shares_weights",
+    "stage_job",
     "sync_weights",
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noted:
-    """What a launcher measured and noticed since it was last asked."""
+class LauncherReport:
+    """A launcher's metrics and findings since the last report."""
 
     metrics: Mapping[str, float]
-    """For the step that ends now."""
+    """Of the step that ends now."""
     findings: Sequence[str] = ()
-    """What a user should know, such as a worker that was replaced."""
+    """News for the user, such as a worker that was replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +76,8 @@ class Parts:
     sync: Callable[[Stage], None] | None = None
     """Brings the weights that train to a stage's engine that lives elsewhere and sets its version; checks what it then
     holds. None: the engine shares the weights, or takes them by `load_weights`, in this process."""
-    noted: Callable[[], Noted] | None = None
-    """What moving data and weights took; the loop asks once a step."""
-    generating: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a rollout is made on another thread: the engine's weights must stay as they are."""
+    report: Callable[[], LauncherReport] | None = None
+    """Traffic of data and weights, and findings; the loop asks once a step."""
 
     def version(self, stage: Stage, policy: Policy | None = None) -> int:
         """Version of the weights that a stage samples with, or of another policy of its model; 0 of a frozen one."""
@@ -116,17 +117,17 @@ class Launcher(Protocol):
 
 @contextmanager
 def attributed(owner: str, *, phase: str) -> Generator[None]:
-    """What fails inside is `owner`'s: errors that do not say so themselves become a RunFailed that does."""
+    """Errors inside that do not name `owner` become a RunFailed that does."""
     try:
         yield
-    except UniRLError:
+    except (UniRLError, CancelledError):
         raise
     except (Exception, SystemExit) as error:
         raise RunFailed(f"{owner} failed in phase {phase!r}: {type(error).__name__}: {error}", phase=phase) from error
 
 
 class NoEngine:
-    """In place of the engine, in a process that generates nothing."""
+    """Placeholder for processes without an engine."""
 
     version = 0
 
@@ -156,13 +157,32 @@ def generate(engine: Engine, request: Request, *, parent: str | None = None) -> 
     return dataclasses.replace(track, parent_track=parent)
 
 
+def engine_names(plan: Plan) -> str:
+    """The engines of a plan, as the owner of a phase."""
+    return " or ".join(dict.fromkeys(f"engine {stage.engine.name!r}" for stage in plan.stages))
+
+
+def stage_job(parts: Parts, plan: Plan, track: Track) -> Job:
+    """The training job of the stage that a track is named after."""
+    stage = plan.stage(track.name)
+    return Job(
+        track=track,
+        algorithm=parts.algorithms[stage.name],
+        name=stage.name,
+        weight=stage.settings.weight,
+        # Stages that share a model have their own settings; those of a single one are the backend's.
+        train=train_settings(stage) if len(plan.trained) > 1 else None,
+        reference=parts.models[stage.teacher.name] if stage.teacher else None,
+        reference_guidance=stage.settings.reference_guidance,
+    )
+
+
 def sync_weights(parts: Parts, plan: Plan) -> None:
     """Give every engine the weights of the policy that samples, and check that it holds just those.
 
-    Nothing to do where it shares them, `sampled_policy` switches them, and for a frozen model. Never while a rollout is
-    made on another thread.
+    Nothing to do where it shares them, `sampled_policy` switches them, and for a frozen model. Call it while no engine
+    generates, see `unirl.loop.queue.GroupQueue.settle`.
     """
-    assert not parts.generating.locked(), "weights updated while a rollout is in flight"
     for stage in plan.stages:
         engine, version = parts.engines[stage.name], parts.version(stage)
         if stage.backend is None or engine.version == version:

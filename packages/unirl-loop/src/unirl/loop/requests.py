@@ -29,8 +29,13 @@ if TYPE_CHECKING:
 __all__ = ["build_request", "child_request", "evaluation_requests", "sample_seed", "step_requests"]
 
 
-def step_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int) -> dict[str, Request]:
-    """Stage -> its request of a step to the engine, for stages made from prompts and the weights that sample now."""
+def step_requests(
+    parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int, versions: Mapping[str, int] | None = None
+) -> dict[str, Request]:
+    """Stage -> its request of a step to the engine, for stages made from prompts.
+
+    versions: of the weights that each stage samples with; None takes those that train now.
+    """
     return {
         stage.name: build_request(
             prompts,
@@ -41,7 +46,7 @@ def step_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: 
             trajectory=stage.needs.trajectory,
             seed=plan.run.seed,
             rollout=step,
-            policy_version=parts.version(stage),
+            policy_version=parts.version(stage) if versions is None else versions[stage.name],
         )
         for stage in plan.stages
         if stage.parent is None
@@ -88,7 +93,7 @@ def build_request(
 
     Ids are `r<rollout>/<prompt id>` for groups and `.../<number>` for samples, so they never repeat in a run.
     trajectory: the latents of a latent track that come back, see `unirl.core.specs.capability.Needs`.
-    Raises RecipeError for sampling settings that cannot be.
+    Raises RecipeError for invalid sampling settings.
     """
     expanded = [(prompt, number) for prompt in prompts for number in range(samples_per_prompt)]
     group_ids = tuple(f"r{rollout}/{prompt.prompt_id}" for prompt, _ in expanded)

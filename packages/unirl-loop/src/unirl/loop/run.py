@@ -21,11 +21,12 @@ from unirl.numerics.batch_invariant import batch_invariant
 
 from .algorithm_state import resume_algorithm
 from .announce import announce, loading, predicted_costs
-from .build import build_part, built_parts, with_batch_invariance, with_run_folder
+from .build import build_part, built_parts
 from .checkpoints import Checkpoints
 from .parts import Parts
 from .resume import checkpoint_state, checkpoint_to_resume
 from .run_folder import CHECKPOINTS, EVENTS_FILE, RunFolder, run_folder, write_recipe, write_traceback
+from .run_plan import with_batch_invariance, with_run_folder
 from .step import run_loop
 from .stop import stop_on_signal
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from unirl.core.errors import RewardFailed, UniRLError
+from unirl.core.errors import RewardFailed
 from unirl.core.match.composition import counted_range
-from unirl.core.roles import Reward, ScoreInput, Scores
+from unirl.core.roles import Reward, ScoreInput
 from unirl.core.types.array import Array
 from unirl.core.types.media import Media, MediaKind
 from unirl.core.types.track import TextSegment
@@ -58,19 +58,19 @@ def score(
     """The track with `rewards` (weighted sum) and `reward_parts` (each reward, and its components as `name/part`).
 
     choices: of the plan, with the clipping and the gate of each reward; None has none.
-    Raises RewardFailed when a reward raises, gives another number of values than samples, or one that is not finite.
     """
     return combined(track, {name: score_by(name, reward, track) for name, reward in rewards.items()}, weights, choices)
 
 
 def score_by(name: str, reward: Reward, track: Track) -> dict[str, Array]:
-    """What one reward says of a track: its values under its name, and its components as `name/part`; each [N] fp32.
+    """The scores of one reward for a track: its values under its name, and its components as `name/part`; each [N] fp32
+    on the CPU.
 
-    NaN where a sample has no score. Raises RewardFailed as `score` does.
+    NaN where a sample has no score. reward: checks its own scores, as a `CheckedReward` does.
     """
-    scores = _run(name, reward, score_input(track))
+    scores = reward.score(score_input(track))
     result = {name: scores.values, **{f"{name}/{part}": values for part, values in scores.parts.items()}}
-    return {part: _checked(part, v, track, scored=scores.scored).detach().float().cpu() for part, v in result.items()}
+    return {part: _scored(values, scores.scored).detach().float().cpu() for part, values in result.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +101,13 @@ class MediaScore:
         media = media.contiguous()
         for name, reward in self.rewards.items():
             seen = Media(kind=self.kind, values=media if self.weights[name] else media.detach(), rate=self.rate)
-            reply = _run(name, reward, dataclasses.replace(samples, media=seen))
+            reply = reward.score(dataclasses.replace(samples, media=seen))
             if reply.scored is not None and not bool(reply.scored.all()) and bool((track.sample_weights > 0).any()):
                 raise RewardFailed(
                     f"reward.{name}: got a sample without a score in the loss, expected scores of all samples that it "
                     "scored in the rollout; there is no gradient to train on."
                 )
-            values = _checked(name, reply.values, track, scored=reply.scored)
+            values = _scored(reply.values, reply.scored)
             if media.requires_grad and self.weights[name] and not values.requires_grad:
                 raise RewardFailed(
                     f"reward.{name}: got scores without a gradient, expected scores that depend on the pixels. Its "
@@ -226,33 +226,9 @@ def constant_reward(track: Track) -> float | None:
     return None
 
 
-def _run(name: str, reward: Reward, samples: ScoreInput) -> Scores:
-    try:
-        return reward.score(samples)
-    except UniRLError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise RewardFailed(
-            f"reward.{name}: raised {type(error).__name__}: {error} on a batch of {len(samples.sample_ids)} samples."
-        ) from error
-
-
-def _checked(name: str, values: Array, track: Track, *, scored: Array | None) -> Array:
+def _scored(values: Array, scored: Array | None) -> Array:
     """The values, with NaN for samples without a score."""
-    if tuple(values.shape) != (track.num_rows,):
-        raise RewardFailed(
-            f"reward.{name}: gave values of shape {tuple(values.shape)} for {track.num_rows} samples; "
-            "a reward gives one number per sample, in their order."
-        )
-    if scored is not None:
-        scored = scored.to(values.device)
-    if (row := _not_finite(values if scored is None else values.where(scored, 0))) is not None:
-        raise RewardFailed(
-            f"reward.{name}: gave {float(values[row])} for sample {track.sample_ids[row]!r} "
-            f"(prompt {track.inputs.prompts[row]!r}). A score must be finite; make the reward raise where it cannot "
-            "score."
-        )
-    return values if scored is None else values.where(scored, NONE)
+    return values if scored is None else values.where(scored.to(values.device), NONE)
 
 
 def _not_finite(values: Array) -> int | None:

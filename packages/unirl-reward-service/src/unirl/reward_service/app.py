@@ -17,7 +17,8 @@ from msgspec import structs
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from unirl.reward_service.wire import WireError, read_request
+from unirl.reward_service.wire import read_request
+from unirl.reward_service.wire_pixels import WireError
 
 from .config import ServiceConfig
 from .errors import ServiceError

@@ -107,7 +107,7 @@ def score(
     samples = _samples(files, prompt=prompt, metadata=_metadata(metadata))
     loaded = load_reward(reward, _settings(settings), device=device, catalog=discover(), key=f"reward.{reward}")
     try:
-        scores = loaded.score(samples)
+        scores = loaded.reward.score(samples)
     finally:
         loaded.reward.close()
     columns = {"score": scores.values, **scores.parts}

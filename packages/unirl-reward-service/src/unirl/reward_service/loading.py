@@ -13,13 +13,12 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from unirl.core.errors import RecipeError, RewardFailed
+from unirl.core.errors import RecipeError
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.roles import Reward, ScoreInput, Scores
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import RewardConfig
 from unirl.core.specs.spec import RewardSpec
-from unirl.loop.reward_guard import GuardedReward, errors_under
+from unirl.loop.checked_reward import CheckedReward, errors_under
 
 __all__ = ["LoadedReward", "load_reward"]
 
@@ -27,26 +26,9 @@ __all__ = ["LoadedReward", "load_reward"]
 @dataclass(frozen=True, kw_only=True)
 class LoadedReward:
     spec: RewardSpec
-    reward: Reward
+    reward: CheckedReward
     version: str
     """Hash of the code of the reward's package, its settings, and the files and folders that they name."""
-
-    def score(self, samples: ScoreInput) -> Scores:
-        """The scores, each one finite number. Raises RewardFailed when the reward does, and for other scores."""
-        scores = self.reward.score(samples)
-        count = len(samples.sample_ids)
-        scored = scores.scored
-        columns = {"values": scores.values, **scores.parts, **({} if scored is None else {"scored": scored})}
-        for name, column in columns.items():
-            if tuple(column.shape) != (count,):
-                raise RewardFailed(
-                    f"reward.{self.spec.name}: {name} have shape {tuple(column.shape)} for {count} samples; a reward "
-                    "gives one number per sample, in their order."
-                )
-            counted = column if scored is None or name == "scored" else column[scored.to(column.device)]
-            if not bool(counted.isfinite().all()):
-                raise RewardFailed(f"reward.{self.spec.name}: {name} are not finite: {counted.tolist()[:8]}.")
-        return scores
 
 
 def load_reward(
@@ -71,7 +53,7 @@ def load_reward(
     version = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
     for file in _files(config):
         _add_file(version, file)
-    reward = GuardedReward(f"reward.{spec.name}", built, spec=spec)
+    reward = CheckedReward(f"reward.{spec.name}", built, spec=spec)
     return LoadedReward(spec=spec, reward=reward, version=version.hexdigest())
 
 

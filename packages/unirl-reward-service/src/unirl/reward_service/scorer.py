@@ -20,7 +20,8 @@ from unirl.core.cli.discovery import discover
 from unirl.core.errors import BatchError, RewardFailed, UniRLError
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.capability import Cap
-from unirl.reward_service.wire import ScoreRequest, WireError, decode, to_samples
+from unirl.reward_service.wire import ScoreRequest, decode, to_samples
+from unirl.reward_service.wire_pixels import WireError
 
 from .loading import LoadedReward, load_reward
 
@@ -82,7 +83,7 @@ def score_bodies(loaded: LoadedReward, bodies: Sequence[bytes]) -> list[dict[str
 
 def _score(loaded: LoadedReward, batch: list[ScoreInput]) -> list[dict[str, Any]]:
     try:
-        scores = loaded.score(_joined(batch))
+        scores = loaded.reward.score(_joined(batch))
     except Exception as error:  # noqa: BLE001 - each request gets its own
         if len(batch) > 1:
             return [result for samples in batch for result in _score(loaded, [samples])]

@@ -7,33 +7,36 @@ against `WireLimits` before any pixel is decoded; each failure is a `WireError`.
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from unirl.core.errors import BatchError
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
-from unirl.core.types.media import Media, MediaKind
+from unirl.core.types.media import Media
 from unirl.core.types.track import Status
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-    from torch import Tensor
+from .wire_pixels import (
+    ITEM_BYTES,
+    Codec,
+    Encoded,
+    Raw,
+    WireError,
+    check_pixel_range,
+    opened_image,
+    packed,
+    unpacked,
+)
 
 __all__ = [
     "FORMAT",
-    "Codec",
-    "Encoded",
-    "Raw",
     "ScoreReply",
     "ScoreRequest",
     "Source",
-    "WireError",
     "WireLimits",
     "WireSamples",
     "decode",
@@ -46,25 +49,13 @@ __all__ = [
 
 FORMAT = 2
 """Version of the format; either side refuses any other."""
-Codec = Literal["raw", "png", "webp"]
-ITEM_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 NUM_DIMS = {"image": 3, "video": 4, "audio": 2}
-SLACK = 1e-4
-"""Rounding that a decoder may leave outside [0, 1]."""
 
 Text = bytes
 """UTF-8 with the lone surrogates that a detokenizer may leave, which a msgpack string cannot hold."""
 Name = Annotated[str, msgspec.Meta(max_length=512)]
 RequestId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 T = TypeVar("T", bound="_Message")
-
-
-class WireError(ValueError):
-    """Bytes that are not a valid message, or one past a limit."""
-
-    def __init__(self, code: Literal["bad_request", "bad_media", "too_large"], message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,21 +67,6 @@ class WireLimits:
     """Height x width of an image or a frame."""
     max_request_pixels: int = 2**26
     """Of all images and frames of a request, those that samples are made from among them: what its body unpacks to."""
-
-
-class Raw(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="raw"):
-    """The bytes of a tensor in C order, little-endian."""
-
-    dtype: Literal["float64", "float32", "float16", "bfloat16"]
-    shape: Annotated[list[Annotated[int, msgspec.Meta(ge=1)]], msgspec.Meta(max_length=4)]
-    data: bytes
-
-
-class Encoded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="files"):
-    """Image files: one for an image, one a frame for a video."""
-
-    codec: Literal["png", "webp"]
-    files: Annotated[list[bytes], msgspec.Meta(min_length=1)]
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -209,7 +185,7 @@ def from_samples(samples: ScoreInput, *, codec: Codec) -> WireSamples:
     entries: list[Raw | Encoded] | None = None
     if media is not None and media.kind != "text":
         names = zip(samples.sample_ids, media.arrays, strict=True)
-        entries = [_packed(array, media.kind, codec=codec, name=name) for name, array in names]
+        entries = [packed(array, media.kind, codec=codec, name=name) for name, array in names]
     return WireSamples(
         sample_ids=list(samples.sample_ids),
         group_ids=list(samples.group_ids),
@@ -306,7 +282,7 @@ def _check_pixels(samples: WireSamples, limits: WireLimits) -> None:
         elif kind == "audio" or (kind == "image" and len(entry.files) != 1):
             raise WireError("bad_media", f"{where}: got {len(entry.files)} image files for {kind}.")
         else:
-            sizes = [_opened(file, entry.codec, where=where).size for file in entry.files]
+            sizes = [opened_image(file, entry.codec, where=where).size for file in entry.files]
         for width, height in sizes:
             total += width * height
             if width * height > limits.max_image_pixels:
@@ -332,33 +308,17 @@ def _sent(name: str, refs: Sequence[MediaRef], codec: Codec) -> list[Source]:
                 f"input {name!r} is made from {ref.modality} ({ref.role!r}), expected images alone. Score it in the "
                 "run's own process.",
             )
-    return [Source(role=ref.role, pixels=_packed(load_image(ref), "image", codec=codec, name=name)) for ref in refs]
+    return [Source(role=ref.role, pixels=packed(load_image(ref), "image", codec=codec, name=name)) for ref in refs]
 
 
 def _received(name: str, images: Sequence[Source]) -> tuple[MediaRef, ...]:
     from unirl.numerics.media import LoadedImage
 
-    pixels = [_unpacked(one.pixels, "image", where=f"samples.sources[{name!r}][{n}]") for n, one in enumerate(images)]
+    pixels = [unpacked(one.pixels, "image", where=f"samples.sources[{name!r}][{n}]") for n, one in enumerate(images)]
     Media(kind="image", values=tuple(pixels))
     for array in pixels:
-        _check_range(array, name)
+        check_pixel_range(array, name)
     return tuple(LoadedImage.of(a.float(), role=one.role) for a, one in zip(pixels, images, strict=True))
-
-
-def _opened(file: bytes, codec: str, *, where: str) -> Image:
-    """The image with its header read, and its pixels not yet."""
-    from PIL import Image
-
-    try:
-        image = Image.open(io.BytesIO(file), formats=[codec.upper()])
-        frames = int(getattr(image, "n_frames", 1))
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise WireError("too_large", f"{where}: {_said(error)}.") from error
-    except Exception as error:  # Whatever a decoder makes of hostile bytes: SyntaxError, struct.error, and more.
-        raise WireError("bad_media", f"{where}: not a {codec} file: {_said(error)}.") from error
-    if frames != 1 or image.mode != "RGB":
-        raise WireError("bad_media", f"{where}: got {frames} frames of {image.mode}, expected one of RGB, 8 bits each.")
-    return image
 
 
 def _media(wire: WireSamples) -> Media | None:
@@ -370,66 +330,9 @@ def _media(wire: WireSamples) -> Media | None:
     import torch
 
     assert wire.media is not None
-    arrays = tuple(_unpacked(entry, wire.kind, where=f"samples.media[{row}]") for row, entry in enumerate(wire.media))
+    arrays = tuple(unpacked(entry, wire.kind, where=f"samples.media[{row}]") for row, entry in enumerate(wire.media))
     is_stackable = len({(array.shape, array.dtype) for array in arrays}) == 1
     return Media(kind=wire.kind, values=torch.stack(arrays) if is_stackable else arrays, rate=wire.rate)
-
-
-def _packed(array: Tensor, kind: MediaKind, *, codec: Codec, name: str) -> Raw | Encoded:
-    import torch
-
-    array = array.detach().cpu().contiguous()
-    if codec == "raw" or kind == "audio":
-        dtype = str(array.dtype).removeprefix("torch.")
-        if dtype not in ITEM_BYTES:
-            raise WireError(
-                "bad_media", f"sample {name!r}: got {dtype} values, expected one of {', '.join(ITEM_BYTES)}."
-            )
-        data = array.reshape(-1).view(torch.uint8).numpy().tobytes()
-        return Raw(dtype=cast(Any, dtype), shape=list(array.shape), data=data)
-    _check_range(array, name)
-    frames = array if kind == "video" else array[None]
-    bytes_of = frames.float().mul(255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
-    return Encoded(codec=codec, files=[_file(frame, codec) for frame in bytes_of])
-
-
-def _check_range(array: Tensor, name: str) -> None:
-    low, high = (float(bound) for bound in array.aminmax())
-    if not (low >= -SLACK and high <= 1 + SLACK):
-        raise WireError("bad_media", f"{name!r}: got pixels from {low:g} to {high:g}, expected 0 to 1.")
-
-
-def _file(frame: Tensor, codec: Literal["png", "webp"]) -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    # The fastest lossless setting of each: the file lives for one request.
-    options: dict[str, Any] = {"compress_level": 1} if codec == "png" else {"lossless": True, "quality": 0, "method": 0}
-    Image.fromarray(frame.contiguous().numpy()).save(file, codec.upper(), **options)
-    return file.getvalue()
-
-
-def _unpacked(entry: Raw | Encoded, kind: MediaKind, *, where: str) -> Tensor:
-    import torch
-
-    if isinstance(entry, Raw):
-        # Of a copy: torch warns of memory that cannot be written.
-        return torch.frombuffer(bytearray(entry.data), dtype=getattr(torch, entry.dtype)).reshape(entry.shape)
-    frames: list[Tensor] = []
-    for file in entry.files:
-        image = _opened(file, entry.codec, where=where)
-        try:
-            pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-        except Exception as error:  # As above: truncated or damaged pixels.
-            raise WireError("bad_media", f"{where}: the {entry.codec} file is damaged: {_said(error)}.") from error
-        frames.append(pixels.reshape(image.height, image.width, 3).permute(2, 0, 1).float().div(255).contiguous())
-    if len({frame.shape for frame in frames}) != 1:
-        raise WireError("bad_media", f"{where}: the frames have several sizes, expected one.")
-    return torch.stack(frames) if kind == "video" else frames[0]
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error)[:200]}".rstrip(".")
 
 
 def _to_text(text: str) -> Text:

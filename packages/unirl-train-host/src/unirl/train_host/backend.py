@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
-from unirl.core.roles import Backend, TrainReport, WeightUpdate
+from unirl.core.roles import Backend, WeightUpdate
 from unirl.core.specs.facts import names_in
 from unirl.core.types.weights import forms, joined, tensor_digests, weight_mismatch
 from unirl.numerics.train.critic import with_values
 from unirl.numerics.train.reference import with_reference
-from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
+from unirl.numerics.train.stack import StepReport, train_on
 from unirl.numerics.train.track_replay import TrackReplay
 
 from . import checkpoint
@@ -31,7 +31,7 @@ from .ranks import Ranks
 from .sharding import allocate, fill, find_blocks, recompute, reshard, shard
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Job, Model, Policy
+    from unirl.core.roles import Job, Model, Policy, TrainReport
     from unirl.core.specs.config import TrainConfig
     from unirl.core.types.track import Track
 
@@ -150,17 +150,15 @@ class ShardedBackend(Backend):
     def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
         assert self._using == "live", f"training inside policy {self._using!r} would change its weights"
         self._ranks.check_same_rows(sample for job in jobs for sample in job.track.sample_ids)
-        report = train_on(
+        return train_on(
             jobs,
             forward=self._replay,
             updater=self._updater,
-            settings=UpdateSettings.of(self._train, version=self.version),
+            train=self._train,
+            version=self.version,
             progress=progress,
             critic=self._critic,
-        )
-        facts = {"trainable_weights": float(self.num_trainable), "lora_layers": float(self.num_lora_layers)}
-        return TrainReport(
-            metrics={**report.metrics, **facts}, num_updates=report.num_updates, num_skipped=report.num_skipped
+            facts={"trainable_weights": float(self.num_trainable), "lora_layers": float(self.num_lora_layers)},
         )
 
     def hold_frozen(self, model: Model) -> None:

@@ -70,7 +70,7 @@ def train_here(job: Job, build: Callable[..., Backend], *, rank: int = 0) -> Fou
         reports = [trainee.train(track, job.algorithm()) for track in job.tracks[rank]]
         return Found(
             tensors=trainee.everything(),
-            metrics=dict(reports[-1].metrics),
+            metrics=dict(reports[-1].only),
             version=backend.version,
             change=largest_gap(trainee.trained(), before),
         )

@@ -58,10 +58,10 @@ def test_three_updates_lower_the_loss_of_the_critic(bench: AlgorithmBench) -> No
     assert squares > 0, "the critic's gradient is 0 although its values are not the returns"
     # Each step promises a thousandth, ten thousand times the rounding of a mean of fp32 numbers of order 1.
     promised = 1e-3
-    losses = [report.metrics["critic_loss"]]
+    losses = [report.only["critic_loss"]]
     for _ in range(3):
         trial.train(track, algorithm=fixed, critic_lr=promised / squares)
-        losses.append(trial.train(track, algorithm=fixed)[0].metrics["critic_loss"])
+        losses.append(trial.train(track, algorithm=fixed)[0].only["critic_loss"])
     bench.record("gain of three updates over what the gradient promised", (losses[0] - losses[-1]) / (3 * promised))
     assert all(after < before for before, after in itertools.pairwise(losses)), (
         f"the critic's loss over three updates is {', '.join(f'{loss:.7g}' for loss in losses)}; each must lower it"

@@ -73,8 +73,8 @@ def test_the_first_ratio_is_exactly_one(bench: AlgorithmBench) -> None:
         assert watched.gaps, "loss() replayed nothing with the live policy, though the spec needs log-probs"
         how = ("packed" if at_once else "padded") if trial.is_text else ("stacked" if at_once else "serial")
         bench.record(f"log-prob gap at the first update, {how}", max(watched.gaps), bound=0.0)
-        if "ratio_max_dev_first" in report.metrics:
-            bench.record(f"ratio_max_dev_first, {how}", report.metrics["ratio_max_dev_first"], bound=0.0)
+        if "ratio_max_dev_first" in report.only:
+            bench.record(f"ratio_max_dev_first, {how}", report.only["ratio_max_dev_first"], bound=0.0)
 
 
 @claim("algorithm", track="any")
@@ -122,10 +122,10 @@ def test_three_updates_lower_the_loss(bench: AlgorithmBench) -> None:
     assert norm_squared > 0, "the gradient is 0 although samples differ in their advantages"
     # Each step promises a thousandth: far within the clip, and a thousand times the rounding of a mean of fp32.
     promised = 1e-3
-    losses = [report.metrics["loss"]]
+    losses = [report.only["loss"]]
     for _ in range(3):
         trial.train(track, algorithm=fixed, lr=promised / norm_squared)
-        losses.append(trial.train(track, algorithm=fixed)[0].metrics["loss"])
+        losses.append(trial.train(track, algorithm=fixed)[0].only["loss"])
     bench.record("loss before", losses[0])
     bench.record("gain of three updates over what the gradient promised", (losses[0] - losses[-1]) / (3 * promised))
     fell = [after < before for before, after in itertools.pairwise(losses)]

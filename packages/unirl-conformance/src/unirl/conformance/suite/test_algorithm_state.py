@@ -64,7 +64,7 @@ def _step(trial: Trial, track: Track, algorithm: Algorithm) -> None:
     report, _ = trial.train(track, algorithm=_from_there(trial, algorithm), micro_batch_size=4)
     after = algorithm_state(algorithm)
     assert after == before, f"an update changed its state from {before} to {after}; end_step() alone may do that"
-    result = algorithm.end_step({**report.metrics, "samples": float(track.num_rows)})
+    result = algorithm.end_step({**report.only, "samples": float(track.num_rows)})
     wrong = {name: number for name, number in result.items() if number != number or abs(number) == float("inf")}
     assert not wrong, f"end_step() gave numbers for the log that are none: {wrong}"
 

@@ -15,9 +15,10 @@ from unirl.conformance.doubles.updates import PlainUpdater
 from unirl.conformance.fixtures.algorithm import REWARD_WEIGHTS, AlgorithmBench, scored
 from unirl.conformance.fixtures.trial import AlreadyAnchored, FrozenPolicies, of_policy
 from unirl.core.roles import Job, Policy
+from unirl.core.specs.config import TrainConfig
 from unirl.core.types.track import Track
 from unirl.loop.requests import build_request
-from unirl.numerics.train.stack import UpdateSettings, train_on
+from unirl.numerics.train.stack import train_on
 from unirl.numerics.train.track_replay import TrackReplay
 
 STEPS, SAMPLES, TOKENS = 9, 16, 8
@@ -104,7 +105,7 @@ def test_training_on_text_raises_the_reward(bench: AlgorithmBench) -> None:
             [Job(track=track, algorithm=algorithm)],
             forward=replay,
             updater=updater,
-            settings=UpdateSettings(micro_batch_tokens=600),
+            train=TrainConfig(micro_batch_tokens=600),
             progress=step / STEPS,
             critic=critic,
         )

@@ -154,7 +154,7 @@ def test_metrics_of_an_algorithm_add_up(bench: BackendBench) -> None:
     }
     for size in (0, 4):
         with bench.backend(bench.trainings[0], train=TrainConfig(micro_batch_size=size)) as trainee:
-            metrics = trainee.train(track).metrics
+            metrics = trainee.train(track).only
         for name, value in expected.items():
             assert name in metrics, f"the algorithm's metric {name!r} is not among {sorted(metrics)}"
             # The totals of micro-batches are sums in fp32.

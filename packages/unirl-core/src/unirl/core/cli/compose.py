@@ -39,14 +39,14 @@ def command(
     from ..match.match import match
     from ..recipe.compose import compose
     from .output import print_json
-    from .preflight import look
+    from .preflight import preflight
 
     catalog = discover()
     if dump_config(recipe, overrides, catalog=catalog, **dump):
         return
     plan = compose(recipe, overrides, catalog=catalog)
     verdict = match(plan, catalog=catalog)
-    readiness = look(plan, catalog=catalog)
+    readiness = preflight(plan, catalog=catalog)
     if as_json:
         here = {"problems": list(readiness.problems), "unseen": list(readiness.unseen)}
         print_json({**plan_json(plan, verdict), "here": here})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..specs.plan import Choice, Plan, Stage
     from ..specs.spec import EngineSpec
 
-__all__ = ["Readiness", "look", "make_environments"]
+__all__ = ["Readiness", "make_environments", "preflight"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Readiness:
     """Conditions that can only be checked by loading the parts."""
 
 
-def look(plan: Plan, *, catalog: Catalog) -> Readiness:
+def preflight(plan: Plan, *, catalog: Catalog) -> Readiness:
     """Check the data, the checkpoint's config and the engine's environment. Loads nothing."""
     problems: list[str] = []
     unseen = ["the weights", "the memory that they need"]

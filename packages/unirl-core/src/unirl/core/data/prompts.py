@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,7 @@ from ..errors import DataError
 from ..names import shortened
 from ..types.data import MediaRef, Prompt
 
-__all__ = ["PromptOrder", "StepPrompts", "kind_of", "read_prompts"]
+__all__ = ["PromptOrder", "kind_of", "read_prompts"]
 
 Indices = NDArray[np.int64]
 
@@ -75,15 +75,6 @@ def read_prompts(path: Path, *, prompt_key: str = "prompt") -> tuple[Prompt, ...
             )
         first[prompt.prompt_id] = where
     return tuple(prompt for _, prompt in prompts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepPrompts:
-    """The prompts of a step."""
-
-    chosen: Sequence[Prompt]
-    spare: Sequence[Prompt] = ()
-    """Prompts that may replace those of zero-variance groups; empty without dynamic sampling."""
 
 
 @dataclass(frozen=True)

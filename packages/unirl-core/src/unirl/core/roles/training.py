@@ -255,7 +255,7 @@ class Job:
     track: Track
     algorithm: Algorithm
     name: str = ""
-    """Of its stage; its metrics begin with it where there are several jobs."""
+    """Name of its stage, under which the report has its metrics."""
     weight: float = 1.0
     """Factor of its loss."""
     train: TrainConfig | None = None
@@ -269,12 +269,19 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainReport:
-    """What one call of `Backend.train` did."""
+    """The result of one call of `Backend.train`."""
 
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Mapping[str, float]]
+    """Job -> its metrics, and those of the optimizer steps that all jobs share."""
     num_updates: int
     num_skipped: int = 0
     """Optimizer steps left out because a gradient was not finite."""
+
+    @property
+    def only(self) -> Mapping[str, float]:
+        """The metrics of the single job."""
+        (metrics,) = self.metrics.values()
+        return metrics
 
 
 class Backend(Protocol):

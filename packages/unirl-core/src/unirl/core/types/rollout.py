@@ -17,7 +17,7 @@ __all__ = ["Rollout", "verify_echo"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """Tracks by name. Children name their parents; every parent id must exist, and no track descends from itself."""
+    """Tracks by name. Children name their parents, and every parent id must exist."""
 
     tracks: Mapping[str, Track]
 
@@ -40,23 +40,11 @@ class Rollout:
                 raise BatchError(
                     f"Rollout: track {name!r} has parent ids that track {track.parent_track!r} lacks: {unknown[:3]}."
                 )
-            self._check_descent(name)
-
-    def _check_descent(self, name: str) -> None:
-        line = [name]
-        while (parent := self.tracks[line[-1]].parent_track) is not None and parent in self.tracks:
-            if parent in line:
-                raise BatchError(f"Rollout: track {name!r} descends from itself: {' <- '.join([*line, parent])}.")
-            line.append(parent)
 
     @property
     def num_samples(self) -> int:
         """Samples of a root track; all roots of a rollout have as many."""
         return next(track.num_rows for track in self.tracks.values() if track.parent_track is None)
-
-    def replaced(self, name: str, track: Track) -> Rollout:
-        """The same rollout with another track of this name."""
-        return Rollout(tracks={**self.tracks, name: track})
 
 
 def verify_echo(request: Request, track: Track) -> None:

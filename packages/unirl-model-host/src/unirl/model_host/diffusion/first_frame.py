@@ -17,7 +17,7 @@ __all__ = ["FirstFrame"]
 
 
 class FirstFrame:
-    """A base of models and bridges, so that engines get this module, too."""
+    """Base of models and bridges."""
 
     crops_frame: ClassVar[bool]
     """The frame is cropped about its middle to the ratio of the video; otherwise it is stretched."""

@@ -15,8 +15,8 @@ from unirl.core.types.track import LatentSegment, TextSegment, Track
 from ..tokens.replay import per_token
 
 if TYPE_CHECKING:
-    from unirl.core.match.mismatch_bounds import MismatchBounds
     from unirl.core.roles import Job, Model, Replayed, ReplayedTokens
+    from unirl.core.specs.config import TrainConfig
 
     from ..loss.tally import Reducer
 
@@ -61,17 +61,18 @@ class MismatchMeter:
             "logp_mismatch_mean": Metric(total=self._total, weight=float(self._count)),
         }
 
-    def check(self, bounds: MismatchBounds, ranks: Reducer) -> None:
+    def check(self, train: TrainConfig, ranks: Reducer) -> None:
         """Raise RunFailed on every rank when the largest or the mean mismatch over all ranks is beyond its bound."""
-        if bounds.largest is not None:
+        if train.logp_mismatch_max is not None:
             largest = float(ranks.all_reduce_max(torch.tensor([self._largest], dtype=torch.float64))[0])
-            if largest > bounds.largest:
-                raise _too_far("train.logp_mismatch_max", f"by up to {largest:.3g}", bounds.largest)
-        if bounds.mean is not None:
+            if largest > train.logp_mismatch_max:
+                raise _too_far("train.logp_mismatch_max", f"by up to {largest:.3g}", train.logp_mismatch_max)
+        if train.logp_mismatch_mean is not None:
             summed = ranks.all_reduce_sum(torch.tensor([self._total, self._count], dtype=torch.float64))
             total, count = float(summed[0]), float(summed[1])
-            if count and total / count > bounds.mean:
-                raise _too_far("train.logp_mismatch_mean", f"by {total / count:.3g} on average", bounds.mean)
+            if count and total / count > train.logp_mismatch_mean:
+                bound = train.logp_mismatch_mean
+                raise _too_far("train.logp_mismatch_mean", f"by {total / count:.3g} on average", bound)
 
 
 class MeteredForward(Forward, Protocol):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from unirl.core.errors import BatchError
-from unirl.core.match.mismatch_bounds import MismatchBounds
 from unirl.core.roles import Metric, TrainReport
 from unirl.core.types.track import Track
 
@@ -23,13 +22,14 @@ from ..loss.reduction import reduce_terms, weight_totals
 from ..loss.tally import Tally
 from .critic import critic_pair, estimated
 from .log_prob_mismatch import MeteredForward, MismatchMeter, metered
-from .partition import UpdateSettings, micro_batches
+from .partition import micro_batches
 from .updater import CriticUpdater, StepReport, Updater
 
 if TYPE_CHECKING:
     from unirl.core.roles import Algorithm, Forward, Job, Losses
+    from unirl.core.specs.config import TrainConfig
 
-__all__ = ["StepReport", "UpdateSettings", "Updater", "train_on"]
+__all__ = ["StepReport", "Updater", "train_on"]
 
 
 def train_on(
@@ -37,34 +37,48 @@ def train_on(
     *,
     forward: MeteredForward,
     updater: Updater,
-    settings: UpdateSettings,
+    train: TrainConfig,
     progress: float,
+    version: int | None = None,
     critic: CriticUpdater | None = None,
+    facts: Mapping[str, float] | None = None,
 ) -> TrainReport:
-    """Train on this rank's samples: `settings.updates` optimizer steps, each over a share of every job.
+    """Train on this rank's samples: `updates_per_step` optimizer steps, each over a share of every job.
 
     Units (`Track.unit_ids`) stay whole. Those without weight are left out; a rank with fewer than others repeats its
     last one at weight 0, since all ranks must run the same forwards. Old log-probs are recomputed before the first
     update, and the log-prob mismatch with the engine is measured there, or in the first update if the algorithm's
     old-log-prob pass recomputes nothing.
     jobs: the same ones on every rank. The gradient of a step is the sum of theirs, each times its weight; their losses
-    are divided by their own total weights.  settings: of jobs that bring none.
-    progress: fraction of the run that is done, 0 to 1.
+    are divided by their own total weights.  train: settings of jobs that bring none.
+    progress: fraction of the run that is done, 0 to 1.  version: of the weights being trained; the log-prob mismatch is
+    measured on samples of this version only, on all samples if None.  facts: further metrics of the report.
     critic: of an algorithm that trains one; it takes its steps after each step of the policy. Values are computed and
     `after_anchor` runs between the old-log-prob pass and the first update. The policy takes no step in critic warm-up.
 
     Metrics are exact over micro-batches and ranks: the algorithm's own, `loss`, `grad_norm` (mean and `_max`),
     `grad_rms`, `ratio_max_dev_first` (the `ratio_max_dev` of the first update), and `logp_mismatch_max` and
     `logp_mismatch_mean` where the engine gave log-probs; with a critic `critic_loss`, `critic_updates` and its
-    optimizer's metrics, such as `critic_grad_norm`. Those of one of several jobs begin with its name, as in
-    `image/loss`. An update whose terms all have weight 0 takes no step: `updates_empty` counts them.
+    optimizer's metrics, such as `critic_grad_norm`. An update whose terms all have weight 0 takes no step:
+    `updates_empty` counts them.
 
     Raises BatchError when the geometry does not fit, such as a unit larger than a micro-batch or jobs of different
     numbers of updates, when the weights of a loss differ from `loss_weights`, and for a critic without an algorithm
     that trains one or the other way round; RunFailed, before any step is taken, when the log-prob mismatch is beyond
     either bound or a value of the critic is not finite.
     """
-    works = [_Work.of(job, settings, forward=forward, updater=updater, progress=progress) for job in jobs]
+    works = [
+        _Work(
+            job=job,
+            train=(settings := job.train or train),
+            batches=micro_batches(job.track, settings, updater),
+            forward=forward,
+            updater=updater,
+            progress=progress,
+            meter=MismatchMeter(version=version),
+        )
+        for job in jobs
+    ]
     updates = {len(work.batches) for work in works}
     if len(updates) != 1:
         raise BatchError(f"train.updates_per_step: got jobs of {sorted(updates)} updates, expected one number for all.")
@@ -93,14 +107,13 @@ def train_on(
                 log.critic += [net.step()] if _accumulate([share], into=net, updater=updater) else []
         for work, share in zip(works, shares, strict=True):
             work.merge(share.tally)
-    return log.report(works, updater, has_critic=critic is not None)
+    return log.report(works, has_critic=critic is not None, facts=facts or {})
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Share:
     """What one job adds to one update."""
 
-    name: str
     micros: Sequence[Track]
     weights: Callable[[Track], Mapping[str, Tensor]]
     losses: Callable[[Track], Losses]
@@ -116,36 +129,17 @@ class _Work:
     """A job with its micro-batches on this rank, and what was measured of it."""
 
     job: Job
+    train: TrainConfig
     batches: list[list[Track]]
     """The micro-batches of each update."""
     forward: MeteredForward
     updater: Updater
-    bounds: MismatchBounds
     progress: float
     meter: MismatchMeter
     _measures_first: bool = False
     tally: Tally = field(default_factory=Tally)
     first: Tally | None = None
     """Of the first update of the policy alone."""
-
-    @classmethod
-    def of(
-        cls, job: Job, settings: UpdateSettings, *, forward: MeteredForward, updater: Updater, progress: float
-    ) -> _Work:
-        own = (
-            settings
-            if job.train is None
-            else replace(UpdateSettings.of(job.train, version=0), version=settings.version)
-        )
-        return cls(
-            job=job,
-            batches=micro_batches(job.track, own, updater),
-            forward=forward,
-            updater=updater,
-            bounds=own.mismatch_bounds,
-            progress=progress,
-            meter=MismatchMeter(version=own.version),
-        )
 
     def anchor(self) -> None:
         """Compute the old log-probs, on the same micro-batches as the updates: results in bf16 depend on the shape.
@@ -158,7 +152,7 @@ class _Work:
                 for micros in self.batches
             ]
         self._measures_first = not self.meter.was_called
-        self.meter.check(self.bounds, self.updater)
+        self.meter.check(self.train, self.updater)
 
     def share(self, number: int, *, measures: bool) -> _Share:
         """Its part of an update. measures: it is the first update of the policy."""
@@ -169,7 +163,6 @@ class _Work:
                 return algorithm.loss(micro, self.forward, progress=self.progress)
 
         return _Share(
-            name=self.job.name,
             micros=self.batches[number],
             weights=algorithm.loss_weights,
             losses=losses,
@@ -179,7 +172,7 @@ class _Work:
     def check(self) -> None:
         """Check the mismatch measured in the first update, before its step. Collective."""
         if self._measures_first and self.first is None:
-            self.meter.check(self.bounds, self.updater)
+            self.meter.check(self.train, self.updater)
 
     def merge(self, tally: Tally) -> None:
         """Add the metrics of one update."""
@@ -220,22 +213,22 @@ class _UpdateLog:
     critic: list[StepReport] = field(default_factory=lambda: list[StepReport]())
     num_empty: int = 0
 
-    def report(self, works: Sequence[_Work], updater: Updater, *, has_critic: bool) -> TrainReport:
+    def report(self, works: Sequence[_Work], *, has_critic: bool, facts: Mapping[str, float]) -> TrainReport:
         """Over all ranks. Collective."""
-        metrics: dict[str, float] = {}
-        for work in works:
-            prefix = f"{work.job.name}/" if len(works) > 1 else ""
-            metrics |= {prefix + name: value for name, value in work.metrics().items()}
-        metrics.update(_step_metrics(self.policy))
+        shared = _step_metrics(self.policy)
         if self.num_empty:
-            metrics["updates_empty"] = float(self.num_empty)
+            shared["updates_empty"] = float(self.num_empty)
         if has_critic:
             stepped = sum(not report.skipped for report in self.critic)
-            metrics.update({f"critic_{name}": value for name, value in _step_metrics(self.critic).items()})
-            metrics["critic_updates"] = float(stepped)
-            metrics["critic_updates_skipped"] = float(len(self.critic) - stepped)
+            shared |= {f"critic_{name}": value for name, value in _step_metrics(self.critic).items()}
+            shared["critic_updates"] = float(stepped)
+            shared["critic_updates_skipped"] = float(len(self.critic) - stepped)
         num_skipped = sum(report.skipped for report in self.policy)
-        return TrainReport(metrics=metrics, num_updates=len(self.policy) - num_skipped, num_skipped=num_skipped)
+        return TrainReport(
+            metrics={work.job.name: {**work.metrics(), **shared, **facts} for work in works},
+            num_updates=len(self.policy) - num_skipped,
+            num_skipped=num_skipped,
+        )
 
 
 def _anchored(micro: Track, algorithm: Algorithm, forward: Forward, updater: Updater) -> Track:

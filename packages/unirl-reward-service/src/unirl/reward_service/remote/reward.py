@@ -17,17 +17,8 @@ from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
 from unirl.core.types.batch import rows_by_group
 from unirl.core.types.media import MediaKind
-from unirl.reward_service.wire import (
-    FORMAT,
-    Codec,
-    ScoreReply,
-    ScoreRequest,
-    WireError,
-    decode,
-    encode,
-    from_samples,
-    to_scores,
-)
+from unirl.reward_service.wire import FORMAT, ScoreReply, ScoreRequest, decode, encode, from_samples, to_scores
+from unirl.reward_service.wire_pixels import Codec, WireError
 
 from .config import RemoteConfig
 from .own_service import OwnService

@@ -15,17 +15,7 @@ ENVIRONMENT = EngineEnvironment(
     additions={"cpu": ("unirl.engine_cpu:torchvision-schemas", "unirl.engine_cpu:sglang-platform")},
     python="3.11",
     serve="unirl.engines.sglang_llm.server:calls",
-    modules=(
-        "unirl.core.types.array",
-        "unirl.core.names",
-        "unirl.core.types.weights",
-        "unirl.numerics.tokens.draws",
-        "unirl.engine_host.received",
-        "unirl.engines.sglang_llm.server",
-        "unirl.engines.sglang_llm.scheduler",
-        "unirl.engines.sglang_llm.held",
-        "unirl.engines.sglang_llm.images",
-    ),
+    modules=tuple(f"unirl.engines.sglang_llm.{name}" for name in ("server", "scheduler", "held", "images")),
     notes={
         "cpu": "SGLang runs here on torch 2.13 and its CPU platform, which the SGLang project does not test; it is "
         "meant for tests.",

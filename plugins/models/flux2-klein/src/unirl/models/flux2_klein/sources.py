@@ -17,7 +17,7 @@ MAX_AREA = 1024 * 1024
 
 
 class Sources:
-    """A base of the bridges, so that engines get this module, too."""
+    """Base of the bridges."""
 
     @staticmethod
     def pixels(media: Sequence[MediaRef], processor: Any, *, unit: int) -> list[Tensor]:

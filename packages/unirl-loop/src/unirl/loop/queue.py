@@ -1,0 +1,360 @@
+"""The queue between rollouts and training: prompts go in, scored groups come out, one step after the other.
+
+A bound on the steps in flight is the staleness (`run.max_staleness`), scores as futures are the overlap of rewards with
+generation (`run.reward_overlap_groups`), and drawing prompts until enough groups are useful is dynamic sampling
+(`data.dynamic_sampling_rounds`). What is computed depends on the prompts and the weights alone, never on timing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from unirl.core.types.data import Prompt
+from unirl.core.types.track import Track
+
+from .build import reward_weights
+from .credit import credited
+from .dynamic_sampling import Drawn, UsefulGroups
+from .generation import generate_stages
+from .parts import Parts, attributed, engine_names, kept_weights, sync_weights
+from .phases import Phases
+from .requests import step_requests
+from .scoring import check_scored, combined, score_by
+
+if TYPE_CHECKING:
+    from unirl.core.specs.plan import Plan
+    from unirl.core.types.array import Array
+
+__all__ = ["MAX_UNSCORED", "GroupQueue", "ScoredGroups"]
+
+MAX_UNSCORED = 4
+"""Pieces that may be generated and not scored. More would hide longer swings of a reward's speed; they would also let
+generation continue for longer after a reward has begun to fail or hang."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredGroups:
+    """The groups of a step with their rewards, and how long they took."""
+
+    tracks: Mapping[str, Track]
+    """By stage, with credit from child stages."""
+    generate_s: float
+    """Seconds in which the engine was generating."""
+    score_s: float
+    """Seconds in which the busiest reward was scoring; of all of them where they score one after the other."""
+    latencies_s: tuple[float, ...]
+    """Seconds from the end of each piece's generation to the last of its scores."""
+    most_unscored: int
+    """Most pieces that were generated and not scored."""
+    drawn: Drawn | None = None
+    """How the groups were chosen by dynamic sampling."""
+
+
+@dataclass(kw_only=True)
+class _Scores:
+    """What one reward gave for a piece."""
+
+    by_track: Mapping[str, Mapping[str, Array]]
+    """Track -> values of the reward and of its components."""
+    busy_s: float
+    ended: float
+    """Time, as `time.perf_counter` has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """A step in flight."""
+
+    number: int
+    versions: Mapping[str, int]
+    """Of the weights that each stage samples with."""
+    groups: Future[ScoredGroups] | Callable[[Phases], ScoredGroups]
+    """Made on the thread of the queue, or where they are taken."""
+
+
+class GroupQueue:
+    """Scored groups of the steps in flight, in the order of their steps.
+
+    With `run.max_staleness`, a thread generates them, with the weights that trained when their step was put. The
+    engine's weights move between steps only: on the thread that puts a step while the engine is idle, else on the
+    thread that generates, from a copy. Without it, `get` generates.
+
+    With `run.reward_overlap_groups`, generation goes by pieces of so many groups, and each reward has a thread, which
+    scores a piece while later ones are generated.
+
+    On leaving the block, steps that were not taken are dropped: a resumed run makes them again with the newest weights.
+    """
+
+    def __init__(self, parts: Parts, plan: Plan) -> None:
+        self.parts, self.plan = parts, plan
+        self._steps: deque[_Step] = deque()
+        self._maker = ThreadPoolExecutor(1, thread_name_prefix="rollout") if plan.run.max_staleness else None
+        self._scorers = {
+            name: ThreadPoolExecutor(1, thread_name_prefix=f"reward-{name}")
+            for name in (parts.rewards if plan.run.reward_overlap_groups else ())
+        }
+        self._scored = threading.Condition()
+        """Notified when a reward has scored a piece, and at the end."""
+        self._is_over = threading.Event()
+        """Nothing more is made: a step failed, or the queue is left."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._scored:
+            self._is_over.set()
+            self._scored.notify_all()
+        threads = [*([self._maker] if self._maker else []), *self._scorers.values()]
+        for thread in threads:
+            thread.shutdown(wait=False, cancel_futures=True)
+        if error is None or isinstance(error, Exception):
+            # A second Ctrl-C does not wait for a call of an engine or a reward; closing the parts ends it elsewhere.
+            for thread in threads:
+                thread.shutdown()
+
+    @property
+    def last_step(self) -> int | None:
+        """The newest step in flight."""
+        return self._steps[-1].number if self._steps else None
+
+    @property
+    def num_ready(self) -> int:
+        """Steps that are made and not taken."""
+        return sum(isinstance(step.groups, Future) and step.groups.done() for step in self._steps)
+
+    def put(self, step: int, prompts: Sequence[Prompt], *, phases: Phases) -> None:
+        """Generate the groups of a step after those in flight, with the weights that train now.
+
+        prompts: those of the step, followed with dynamic sampling by those that may replace them.
+        """
+        assert self.last_step in (None, step - 1), f"step {step} does not follow {self.last_step}"
+        versions = {stage.name: self.parts.version(stage) for stage in self.plan.stages}
+        with phases("sync", owner=engine_names(self.plan)):
+            bring = self._weights(versions)
+        make = partial(self._make, step, prompts, versions, bring)
+        groups = self._maker.submit(make, Phases()) if self._maker else make
+        self._steps.append(_Step(number=step, versions=versions, groups=groups))
+
+    def get(self, step: int, *, phases: Phases) -> ScoredGroups:
+        """The groups of the oldest step in flight. Raises what making them raised."""
+        oldest = self._steps[0]
+        assert oldest.number == step, f"step {oldest.number} is the oldest one in flight, {step} was asked for"
+        if isinstance(oldest.groups, Future):
+            with phases("wait"):
+                groups = oldest.groups.result()
+        else:
+            groups = oldest.groups(phases)
+        self._steps.popleft()
+        return groups
+
+    def settle(self) -> None:
+        """Wait until the engine is idle. The steps in flight stay in the queue, and so do their failures."""
+        wait([step.groups for step in self._steps if isinstance(step.groups, Future)])
+
+    def _weights(self, versions: Mapping[str, int]) -> list[Callable[[], None]]:
+        """Give the engines the weights that train now. Returns what does so later, while they are busy."""
+        in_flight = [step for step in self._steps if isinstance(step.groups, Future) and not step.groups.done()]
+        if in_flight:
+            before = in_flight[-1].versions
+            moved = [stage for stage in self.plan.stages if before[stage.name] != versions[stage.name]]
+            if not moved:
+                return []
+            if self.parts.sync is None:
+                return [kept_weights(self.parts, stage) for stage in moved]
+            self.settle()
+        if not self._is_over.is_set():
+            sync_weights(self.parts, self.plan)
+        return []
+
+    def _make(
+        self,
+        step: int,
+        prompts: Sequence[Prompt],
+        versions: Mapping[str, int],
+        bring: Sequence[Callable[[], None]],
+        phases: Phases,
+    ) -> ScoredGroups:
+        """Generate and score the groups of a step. The first failure, of an engine or a reward, ends the queue."""
+        try:
+            self._check_over()
+            with attributed(engine_names(self.plan), phase="sync"):
+                for one in bring:
+                    one()
+            data, stages = self.plan.data, self.plan.stages
+            draw = partial(self._drawn, step, versions, phases)
+            if not data.dynamic_sampling_rounds:
+                groups = draw(prompts)
+                for stage in stages:
+                    check_scored(groups.tracks[stage.name], stage.rewards)
+                return groups
+            useful = UsefulGroups(stages, wanted=data.prompts_per_step)
+            rounds = list[ScoredGroups]()
+            for _ in range(1 + data.dynamic_sampling_rounds):
+                count = useful.num_to_draw(len(prompts))
+                if not count:
+                    break
+                rounds.append(draw(prompts[:count]))
+                if len(rounds) == 1:
+                    for stage in stages:
+                        check_scored(rounds[0].tracks[stage.name], stage.rewards)
+                useful.add(rounds[-1].tracks)
+                prompts = prompts[count:]
+            tracks, drawn = useful.chosen()
+            return ScoredGroups(
+                tracks=tracks,
+                generate_s=sum(each.generate_s for each in rounds),
+                score_s=sum(each.score_s for each in rounds),
+                latencies_s=tuple(seconds for each in rounds for seconds in each.latencies_s),
+                most_unscored=max(each.most_unscored for each in rounds),
+                drawn=drawn,
+            )
+        except BaseException:
+            self._is_over.set()
+            raise
+
+    def _drawn(self, step: int, versions: Mapping[str, int], phases: Phases, prompts: Sequence[Prompt]) -> ScoredGroups:
+        """Every sample of these prompts, scored, with credit."""
+        plan, size = self.plan, self.plan.run.reward_overlap_groups or len(prompts)
+        pieces = list[dict[str, Track]]()
+        scores = list[dict[str, Future[_Scores]]]()
+        ends = list[float]()
+        generate_s, most_unscored = 0.0, 0
+        try:
+            for start in range(0, len(prompts), size):
+                with phases("score"):
+                    self._wait(scores, leaving=MAX_UNSCORED - 1)
+                with phases("request", owner="the sampling of a stage"):
+                    requests = step_requests(
+                        self.parts, plan, prompts[start : start + size], step=step, versions=versions
+                    )
+                began = time.perf_counter()
+                pieces.append(
+                    generate_stages(
+                        self.parts,
+                        plan,
+                        requests,
+                        versions=versions,
+                        during=lambda stage: phases("generate", owner=f"engine {stage.engine.name!r}"),
+                    )
+                )
+                ends.append(time.perf_counter())
+                generate_s += ends[-1] - began
+                self._check_over()
+                most_unscored = max(most_unscored, 1 + _num_unscored(scores))
+                with phases("score"):
+                    scores.append({name: self._submit(name, pieces[-1]) for name in self.parts.rewards})
+            with phases("score"):
+                self._wait(scores, leaving=0)
+        except Exception:
+            # A reward that failed before is the cause.
+            _raise_failure(scores)
+            raise
+        result = [{name: future.result() for name, future in each.items()} for each in scores]
+        weights = reward_weights(plan, step=step)
+        tracks = {
+            stage.name: _concat(
+                [
+                    combined(
+                        piece[stage.name],
+                        {name: each[name].by_track[stage.name] for name in stage.rewards},
+                        weights,
+                        plan.rewards,
+                    )
+                    for piece, each in zip(pieces, result, strict=True)
+                ]
+            )
+            for stage in plan.stages
+        }
+        busy = {name: sum(each[name].busy_s for each in result) for name in self.parts.rewards}
+        latencies = tuple(
+            max((one.ended for one in each.values()), default=end) - end for each, end in zip(result, ends, strict=True)
+        )
+        return ScoredGroups(
+            tracks=credited(tracks, plan.stages),
+            generate_s=generate_s,
+            score_s=max(busy.values(), default=0.0) if self._scorers else sum(busy.values()),
+            latencies_s=latencies,
+            most_unscored=most_unscored,
+        )
+
+    def _submit(self, name: str, tracks: Mapping[str, Track]) -> Future[_Scores]:
+        """The scores of a reward for a piece: on its thread, or made here where rewards do not overlap."""
+        if self._scorers:
+            # Under the lock: a thread that has been shut down takes nothing.
+            with self._scored:
+                self._check_over()
+                scores = self._scorers[name].submit(self._score, name, tracks)
+        else:
+            scores = Future[_Scores]()
+            scores.set_result(self._score(name, tracks))
+        scores.add_done_callback(self._notify)
+        return scores
+
+    def _score(self, name: str, tracks: Mapping[str, Track]) -> _Scores:
+        self._check_over()
+        began = time.perf_counter()
+        result = {
+            stage.name: score_by(name, self.parts.rewards[name], tracks[stage.name])
+            for stage in self.plan.stages
+            if name in stage.rewards
+        }
+        ended = time.perf_counter()
+        return _Scores(by_track=result, busy_s=ended - began, ended=ended)
+
+    def _notify(self, _: Future[_Scores]) -> None:
+        with self._scored:
+            self._scored.notify_all()
+
+    def _wait(self, scores: Sequence[Mapping[str, Future[_Scores]]], *, leaving: int) -> None:
+        """Until no more than `leaving` pieces are to be scored. Raises the failure of a reward as soon as there is one,
+        and CancelledError when the queue is left."""
+
+        def is_ready() -> bool:
+            return self._is_over.is_set() or _num_unscored(scores) <= leaving or _has_failed(scores)
+
+        with self._scored:
+            self._scored.wait_for(is_ready)
+        _raise_failure(scores)
+        self._check_over()
+
+    def _check_over(self) -> None:
+        if self._is_over.is_set():
+            raise CancelledError
+
+
+def _num_unscored(scores: Sequence[Mapping[str, Future[_Scores]]]) -> int:
+    return sum(not all(future.done() for future in each.values()) for each in scores)
+
+
+def _has_failed(scores: Sequence[Mapping[str, Future[_Scores]]]) -> bool:
+    return any(_failure(future) is not None for each in scores for future in each.values())
+
+
+def _raise_failure(scores: Sequence[Mapping[str, Future[_Scores]]]) -> None:
+    """Raise the failure of a reward, if there is one."""
+    for future in (future for each in scores for future in each.values()):
+        if (failure := _failure(future)) is not None:
+            raise failure
+
+
+def _failure(future: Future[_Scores]) -> BaseException | None:
+    """The error of a reward; none of one that was not asked because another failed."""
+    if not future.done() or future.cancelled():
+        return None
+    error = future.exception()
+    return None if isinstance(error, CancelledError) else error
+
+
+def _concat(tracks: Sequence[Track]) -> Track:
+    return tracks[0] if len(tracks) == 1 else Track.concat(tracks)
