@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,13 @@ from diffusers import AutoencoderKL  # pyright: ignore[reportPrivateImportUsage]
 from PIL import Image
 from unirl.core.data.prompts import read_prompts
 from unirl.core.data.run_data import read_data
-from unirl.core.errors import DataError, RewardFailed
+from unirl.core.errors import DataError, RecipeError, RewardFailed
 from unirl.core.match.match import match
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
-from unirl.core.roles import ScoreInput
+from unirl.core.roles import DiffusionModel, ScoreInput
 from unirl.core.specs.config import RewardConfig
 from unirl.core.specs.plan import Plan
 from unirl.core.types.event import Event
@@ -37,6 +38,7 @@ from unirl.loop.build import build_parts
 from unirl.loop.requests import build_request
 from unirl.loop.scoring import score_input
 from unirl.loop.step import run_step
+from unirl.model_host.diffusion.pipeline_model import PipelineModel
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.model import build as build_sd3
@@ -276,6 +278,19 @@ def test_images_without_a_range_of_values_are_refused(model: Sd3Model, catalog: 
     plan = planned(catalog, "quickstart-sft", [f"data.train={file}", "data.prompts_per_step=2"], tmp_path)
     with pytest.raises(DataError, match=r"float.tiff.*: the image is broken: its pixels are floating-point numbers"):
         read(model, plan)
+
+
+@pytest.mark.parametrize("is_heir", [True, False])
+def test_a_model_that_encodes_nothing_is_refused_before_a_rollout(
+    model: Sd3Model, monkeypatch: pytest.MonkeyPatch, is_heir: bool
+) -> None:
+    if is_heir:
+        monkeypatch.setattr(PipelineModel, "latents_of", DiffusionModel.latents_of)
+    other: Any = model if is_heir else SimpleNamespace(spec=model.spec)
+    with pytest.raises(
+        RecipeError, match="got model 'sd3', which does not implement latents_of; expected one that enc"
+    ):
+        build(DatasetConfig(), model=other, device="cpu")
 
 
 def test_a_preference_needs_a_stored_pair() -> None:

@@ -34,6 +34,15 @@ ROLES = {role for roles in SPEC.samples for role in roles}
 def build(config: DatasetConfig, *, model: Model, device: Any) -> DatasetEngine:
     """The engine over `model`, whose encoders and VAE it uses. Raises RecipeError and DataError for its own file."""
     check_config(config, key="engine")
+    methods = {"latent": "latents_of", "text": "completion_tokens"}
+    names = sorted({methods[kind] for kind in model.spec.tracks.values()})
+    # The roles' own raise, which a rollout would be late for.
+    defaults = (None, DiffusionModel.latents_of, TextModel.completion_tokens)
+    if all(getattr(type(model), name, None) in defaults for name in names):
+        raise RecipeError(
+            f"engine: got model {model.spec.name!r}, which does not implement {' or '.join(names)}; expected one that "
+            "encodes stored samples."
+        )
     return DatasetEngine(config, model=model)
 
 
