@@ -1,4 +1,4 @@
-"""What a model does: it is plain torch, and knows nothing of engines or trainers."""
+"""Models: plain torch, which knows nothing of engines or trainers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Model(Protocol):
-    """What every model has. Build: `build(config, *, device) -> Model`, a `DiffusionModel` or a `TextModel`.
+    """Base of both kinds of model. Build: `build(config, *, device) -> Model`, a `DiffusionModel` or a `TextModel`.
 
     With the capability `lazy-build` it also takes `lazy`: if true, the parameters of `trainable` are on the meta
     device, without values, in the dtypes that they have otherwise. Buffers, and all that is outside of it, have their
@@ -157,7 +157,7 @@ DivergenceKind = Literal["forward", "reverse", "jensen"]
 
 @dataclass(frozen=True, kw_only=True)
 class OutputHead:
-    """All that the distributions of a model over its next tokens are made of, without their logits."""
+    """Parts of a model's distributions over its next tokens, without their logits."""
 
     hidden: Array
     """[T, D] last hidden states at each target's position."""
@@ -237,8 +237,8 @@ class TextModel(Model, Protocol):
         """The cache of these rows alone: the others have ended. rows: [B'] int64."""
 
     def conditions(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> Mapping[str, Ragged]:
-        """With `inputs` in its spec: what the model reads of each input besides its `prompt_tokens`, such as pixel
-        patches: name -> one entry per input. A function of each input alone. No gradient.
+        """With `inputs` in its spec: the conditions of each input besides its `prompt_tokens`, such as pixel patches:
+        name -> one entry per input. A function of each input alone. No gradient.
 
         inputs: distinct ones. Raises DataError for media that cannot be read.
         """
@@ -256,7 +256,7 @@ class TextModel(Model, Protocol):
         )
 
     def output_head(self, batch: TokenBatch) -> OutputHead:
-        """Of each target of the batch. No gradient. For models that are compared with others, or teach them."""
+        """The parts of each target's distribution. No gradient. For distillation, as student and as teacher."""
         raise _not_compared(self, "output_head")
 
     def divergence(

@@ -1,4 +1,4 @@
-"""What algorithms and backends do: loss terms over a track, and whoever owns the weights that train."""
+"""Algorithms and backends: loss terms over a track, and the owner of the weights that train."""
 
 from __future__ import annotations
 
@@ -157,17 +157,17 @@ class Losses:
 
 
 class Algorithm(Protocol):
-    """What is asked of a rollout, and loss terms over it.
+    """Requirements on a rollout, advantages, and loss terms over it.
 
     Build: `build(config, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig,
     seed: int)`; seed: of the run, for noise that a loss draws. One that needs differentiable rewards also takes
     `score: GradientScore | None`, built where training runs; None where no loss is computed.
 
-    Inherit the role: what an algorithm without a state or a critic leaves out then has defaults.
+    Inherit the role: the methods of an algorithm with a state or a critic have defaults.
 
-    State: what an algorithm carries from step to step besides the weights, such as a coefficient. It is asked of the
-    algorithm of the process that drives the run; where others train, what `state` gives goes to their copies with each
-    call of train. `end_step` is therefore the one place where the state may change.
+    State: anything besides the weights that an algorithm carries from step to step, such as a coefficient. The process
+    that drives the run holds it; where others train, the mapping of `state` goes to their copies with each call of
+    train. `end_step` is therefore the one place where the state may change.
 
     Critic, of an algorithm with `trains_critic`: a second network that the backend trains along, which predicts before
     each action of a sample the reward that is still to come. Actions are the tokens of a text, or the scored steps of a
@@ -209,13 +209,13 @@ class Algorithm(Protocol):
         """Move the state to that of the next step; returns numbers for the log of this one.
 
         metrics: of its stage in the whole step, over all micro-batches, updates and ranks, and `samples`, the number
-        of them. What only updates give is missing in a step
-        without any.
+        of them. Those of updates are missing in a step without any.
         """
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """What the next step needs, as plain JSON: numbers, texts, truth values, None, and lists and mappings of them.
+        """The state for the next step, as plain JSON: numbers, texts, truth values, None, and lists and mappings of
+        them.
 
         Empty where these settings need none. The mapping is kept, so the algorithm must not change it later.
         """
@@ -237,7 +237,7 @@ class Algorithm(Protocol):
         raise absent("algorithm", self, "after_anchor", "with `trains_critic`")
 
     def critic_weights(self, track: Track) -> Mapping[str, Array]:
-        """What `loss_weights` is for `loss`: the weights of the terms of `critic_loss`, name -> [n, ...]."""
+        """Weights of the terms of `critic_loss`, as `loss_weights` gives those of `loss`: name -> [n, ...]."""
         raise absent("algorithm", self, "critic_weights", "with `trains_critic`")
 
     def critic_loss(self, track: Track, values: Array, *, progress: float) -> Losses:
@@ -340,11 +340,11 @@ class Backend(Protocol):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write everything that training needs to go on exactly: weights, optimizer, scheduler, averages, counters."""
+        """Write all that training needs to continue exactly: weights, optimizer, scheduler, averages, counters."""
 
     @abstractmethod
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote. Raises CheckpointError, before anything changes, when that cannot be done."""
+        """Continue from a folder of `save`. Raises CheckpointError, before anything changes, where it cannot."""
 
     @abstractmethod
     def end_rollout(self) -> None:
@@ -371,7 +371,7 @@ class Backend(Protocol):
         raise absent("backend", self, "hold_frozen", "with the capability 'lazy-build'")
 
     def with_values(self, track: Track) -> Track:
-        """With `critic`: the track with what the critic predicts before each action, as `segment.values`. No gradient.
+        """With `critic`: the track with the critic's prediction before each action, as `segment.values`. No gradient.
         Collective.
 
         Raises RecipeError where these settings keep none.

@@ -84,7 +84,7 @@ class Spec:
     config: str
     """`"module:Class"` of its config dataclass, a subclass of `unirl.core.specs.config.PartConfig`."""
     capabilities: AbstractSet[Cap] = frozenset()
-    """What it provides, of the capabilities of its kind. A plan that needs another one of it is refused."""
+    """The capabilities of its kind that it provides. A plan that needs another one is refused."""
     enabled_by: Mapping[Cap, Mapping[str, Any]] = field(default_factory=lambda: dict[Cap, Mapping[str, Any]]())
     """Settings that switch a capability on, by dotted config key, where the defaults leave it off.
 
