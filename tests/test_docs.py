@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, commands are accepted, the reference is what the code says."""
+"""The documents: links lead somewhere, commands are accepted, the reference can be built."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unirl.models.causal_lm import tiny as causal_lm_tiny
 from unirl.models.sd3 import tiny as sd3_tiny
 
 
-def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=cwd,
@@ -48,7 +48,7 @@ def test_every_dist_has_a_readme_that_says_more_than_its_name() -> None:
 
 def needs_more(command: str) -> bool:
     """The plugin of a page (tests/test_third_party.py), a report, or a plugin written from a checkpoint
-    (packages/unirl-conformance/tests/test_new_from_checkpoint.py)."""
+    (packages/unirl-new/tests/test_new_from_checkpoint.py)."""
     return any(word in command for word in ("warmth", "symmetry", "--diff", "--plugin unirl-model-my-llama"))
 
 
@@ -107,6 +107,9 @@ def test_the_pages_with_functions_of_a_reader_are_those_that_are_run() -> None:
     assert {recipe for recipes in shown.values() for recipe in recipes} == set(TRAINED)
 
 
-def test_the_reference_is_what_the_code_says() -> None:
-    done = run(sys.executable, "docs/reference/generate.py", "--check", cwd=ROOT)
+def test_the_reference_is_written_from_the_code(tmp_path: Path) -> None:
+    """What is in its pages: tests/test_documented.py."""
+    done = run(sys.executable, ROOT / "docs/reference/generate.py", "--into", "reference", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    listed = re.findall(r"^\| `(\w+\.md)` \|", (ROOT / "docs/reference/README.md").read_text(encoding="utf-8"), re.M)
+    assert sorted(path.name for path in (tmp_path / "reference").iterdir()) == sorted(listed)

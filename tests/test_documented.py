@@ -1,8 +1,10 @@
-"""Everything that others write against has a text, and the reference holds it."""
+"""Everything that others write against has a text, and the reference pages have it."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
@@ -22,10 +24,31 @@ from unirl.core.specs.capability import Cap, Needs
 REFERENCE = Path(__file__).parents[1] / "docs/reference"
 
 
+@functools.cache
+def pages() -> dict[str, str]:
+    """Name -> Markdown of the pages that `docs/reference/generate.py` writes."""
+    spec = importlib.util.spec_from_file_location("generate", REFERENCE / "generate.py")
+    assert spec is not None and spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    return generate.pages(Catalog.discover())
+
+
 def page(name: str) -> str:
-    """A page of the reference, on one line, with the bars of its cells as they stand in the code."""
-    text = (REFERENCE / f"{name}.md").read_text(encoding="utf-8").replace("\\|", "|")
-    return " ".join(text.split())
+    """A page of the reference, on one line, with the bars of its cells as they are in the code."""
+    return " ".join(pages()[f"{name}.md"].replace("\\|", "|").split())
+
+
+def test_links_of_the_pages_lead_somewhere_and_the_folder_lists_the_pages() -> None:
+    listed = re.findall(r"^\| `(\w+\.md)` \|", (REFERENCE / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(pages())
+    for name, text in pages().items():
+        text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        for target, anchor in re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", text):
+            if "://" not in target and target not in pages():
+                assert (REFERENCE / target).exists(), f"{name} links to {target}"
+            elif target == "claims.md":
+                assert f"### {anchor}\n" in pages()["claims.md"], f"{name} links to the claim {anchor}"
 
 
 def public_classes(module: Any) -> list[type[Any]]:
@@ -60,6 +83,11 @@ def test_a_claim_is_explained_in_the_reference() -> None:
         assert claim.if_it_fails and claim.if_it_fails in section
         assert f"Tier `{claim.tier}`" in section
         assert all(f"`{cap.value}`" in section for cap in claim.proves)
+
+
+def test_each_claim_has_a_mutant_in_the_reference() -> None:
+    listed = set(re.findall(r"^\| \[([\w-]+)\]", pages()["mutants.md"], re.MULTILINE))
+    assert listed == {claim.name for claim in all_claims()}
 
 
 def commands(group: click.Group, words: str = "unirl") -> Iterator[tuple[str, click.Command]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from external_engines.image_models import started
 from external_engines.latents import ROUNDING, adapter, asking, assert_same, trainside
-from unirl.conformance.doubles.trained import full_update, perturb, with_adapter
+from unirl.conformance.doubles.weight_updates import full_update, perturb, with_adapter
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose

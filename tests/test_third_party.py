@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from siblings import with_siblings
 from unirl.conformance.claims import claim_kinds
+from unirl.conformance.report.file import load
 from unirl.core.plugins.registry import read_registry
 
 # What others need is read from the settings of all packages.
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/how-to/write-a-plugin.md"
 EXAMPLE = Path(__file__).parent / "third_party/unirl-reward-symmetry"
 Run = Callable[..., subprocess.CompletedProcess[str]]
-OURS = with_siblings("unirl-conformance", "unirl-quickstart")
+OURS = with_siblings("unirl-new", "unirl-quickstart")
 RECIPE = """\
 # A third party's model and algorithm, with our engine, backend and reward.
 defaults:
@@ -128,8 +129,8 @@ def test_a_model_and_an_algorithm_of_somebody_else_train_and_keep_their_claims(
 
         chosen = [word for dist in dists.values() for word in ("--plugin", dist)]
         environment("unirl", "conformance", *chosen, "--report", "report", cwd=tmp_path)
-        report = json.loads((tmp_path / "report" / "conformance.json").read_text())
-        passed = {(o["kind"], o["subject"]) for o in report["outcomes"] if o["state"] == "pass"}
+        outcomes = load(tmp_path / "report" / "conformance.json").outcomes
+        passed = {(one.kind, one.subject) for one in outcomes if one.state == "pass"}
         assert {("model", "acme"), ("algorithm", "acme"), ("engine", "trainside+acme")} <= passed
         assert {("plugin", dist) for dist in dists.values()} <= passed
     finally:
@@ -150,10 +151,9 @@ def test_the_worked_example_keeps_its_claims_without_a_gap(environment: Environm
         environment("ruff", "format", "--check", "--no-cache", cwd=source)
         environment("pytest", "-q", "-W", "error", "--ignore", "tests/test_conformance.py", cwd=source)
         environment("unirl", "conformance", "--plugin", EXAMPLE.name, "--report", "report", cwd=source)
-        report = json.loads((source / "report" / "conformance.json").read_text())
-        states = {outcome["state"] for outcome in report["outcomes"]}
-        assert states <= {"pass", "n/a"}
-        assert ("the-gradient-is-that-of-the-score", "pass") in {(o["claim"], o["state"]) for o in report["outcomes"]}
+        outcomes = load(source / "report" / "conformance.json").outcomes
+        assert {one.state for one in outcomes} == {"pass"}
+        assert "the-gradient-is-that-of-the-score" in {one.claim for one in outcomes}
     finally:
         environment(uv, "pip", "uninstall", "--quiet", EXAMPLE.name, cwd=tmp_path)
 

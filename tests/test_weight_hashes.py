@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from unirl.backends.fsdp2.backend import build
 from unirl.backends.fsdp2.config import Fsdp2Config
-from unirl.conformance.doubles.model import WorkbenchModel
+from unirl.conformance.doubles.tiny_denoiser import TinyDenoiser
 from unirl.core.errors import EchoMismatch
 from unirl.core.roles import WeightUpdate
 from unirl.core.specs.config import TrainConfig
@@ -49,7 +49,7 @@ def test_every_process_on_the_way_of_an_update_hashes_each_tensor_once(
             held.update(read_weights(paths, update.checksum))
             at = "worker"
 
-    backend = build(Fsdp2Config(trains="full"), model=WorkbenchModel(), train=TrainConfig(), steps=1)
+    backend = build(Fsdp2Config(trains="full"), model=TinyDenoiser(), train=TrainConfig(), steps=1)
     update = backend.export_weights(kind="full")
     receiver = transfer.Receiver(ByValueCarrier(), apply=apply)
 
@@ -70,7 +70,7 @@ def test_every_process_on_the_way_of_an_update_hashes_each_tensor_once(
 
 
 def test_a_digest_of_other_bytes_than_those_that_are_sent_is_caught() -> None:
-    backend = build(Fsdp2Config(trains="full"), model=WorkbenchModel(), train=TrainConfig(), steps=1)
+    backend = build(Fsdp2Config(trains="full"), model=TinyDenoiser(), train=TrainConfig(), steps=1)
     update = backend.export_weights(kind="full")
     tensors = dict(update.tensors)
     update = dataclasses.replace(update, tensors=tensors, digests=tensor_digests(tensors))

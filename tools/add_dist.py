@@ -4,8 +4,8 @@
     python3 tools/add_dist.py --check    # list what is missing; exit code 1 if anything is
 
 The workspace includes every folder of `packages/*` and `plugins/*/*`. For each dist this script links the LICENSE and
-its recipes in `recipes/`, adds its lines to `registry/plugins.toml` and `uv.lock`, installs it editable, and
-regenerates the reference. Run it with the Python of `.venv`.
+its recipes in `recipes/`, adds its lines to `registry/plugins.toml` and `uv.lock`, and installs it editable. Run it
+with the Python of `.venv`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ def main() -> None:
     if not check:
         for kind, name, line in lines:
             _register(kind, name, line)
-        if missing:
-            _run(sys.executable, "docs/reference/generate.py")
     for text in missing:
         print(text if check else f"added: {text.removesuffix(' is missing')}")
     if check and missing:

@@ -1,27 +1,27 @@
-"""Put the published matrix together from runs of conformance that made the same claims.
+"""Update the published results from runs of conformance that made the same claims.
 
     unirl conformance --report conformance/run -- -n 2
     python tools/publish_matrix.py conformance/run
 
-Give several runs with the latest last: of a claim about a subject that more than one tried, the last outcome counts.
-What none of them tried keeps the outcome that is published; what was never tried is *not run*. The files of
-`conformance/` are replaced. Run it with the Python of `.venv`.
+Give several runs with the latest last: the last result of a claim on a subject counts. What no run tried keeps its
+published result; what was never tried is *not run*. `conformance/conformance.json` and `MATRIX.md` are replaced. Run it
+with the Python of `.venv`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import shutil
 import sys
-import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from unirl.conformance.claims import all_claims
 from unirl.conformance.environment import suite_hash
-from unirl.conformance.report.write import write_reports
-from unirl.conformance.results import Outcome, Report, claim_info, load, subject_info
+from unirl.conformance.report.file import load, to_json
+from unirl.conformance.report.matrix import matrix_md
+from unirl.conformance.results import Outcome, Report, Untried, subject_info
 from unirl.conformance.subjects import not_applicable, subjects
 from unirl.core.errors import RecipeError
 from unirl.core.plugins.catalog import Catalog
@@ -29,64 +29,75 @@ from unirl.core.plugins.catalog import Catalog
 FOLDER = Path(__file__).resolve().parents[1] / "conformance"
 NEVER = "this combination was not tried in the published run"
 NO_GPU = "no CUDA device is here"
-Key = tuple[str, str, str]
 
 
 def merge(published: Report, runs: Sequence[Report], catalog: Catalog) -> Report:
-    """What is known of every claim about every subject of tier full.
+    """The latest result of every claim on every subject of tier full.
 
-    published: its outcomes are older than those of `runs`, of which the last ones count. Environment and time are those
-    of the run that tried most, with the engines of all.
+    published: older than all of `runs`. Environment and time stay as published, unless a run has most of the outcomes;
+    the engines of all are listed. While nothing was tried on a GPU, claims on one are counted.
 
     Raises RecipeError for reports of other claims than those that are installed.
     """
-    for report in (published, *runs):
+    reports = (published, *runs)
+    for report in reports:
         if report.suite != suite_hash():
             raise RecipeError(
                 f"a report of {report.created} made the claims {report.suite}, those that are installed are "
                 f"{suite_hash()}: run conformance again."
             )
-    latest: dict[Key, Outcome] = {_key(one): one for run in runs for one in run.outcomes}
-    before = {_key(one): one for one in published.outcomes}
-    went_together = {(one.kind, one.subject) for one in published.outcomes if one.state != "n/a"}
-    claims = all_claims()
-    found = subjects(catalog, tier="full")
+    latest = [_Results(report) for report in reversed(reports)]
+    has_gpu = any("cuda" in {subject.device for subject in report.subjects} for report in reports)
+    claims, found = all_claims(), subjects(catalog, tier="full")
     outcomes: list[Outcome] = []
+    untried: Counter[tuple[str, str, str, str]] = Counter()
     for claim in claims:
         for subject in found:
             if subject.kind != claim.kind:
                 continue
-            key: Key = (claim.name, subject.kind, subject.id)
-            known = latest.get(key) or before.get(key)
-            unknown = Outcome(
-                claim=claim.name,
-                kind=subject.kind,
-                subject=subject.id,
-                state="not run",
-                reason=NO_GPU if subject.device == "cuda" else NEVER,
-            )
-            if reason := not_applicable(claim, subject):
-                outcomes.append(dataclasses.replace(unknown, state="n/a", reason=reason))
-            elif known is None or (key not in latest and known.state == "n/a" and key[1:] not in went_together):
-                # Parts that did not go together when the matrix was published go together now.
-                outcomes.append(unknown)
+            result = next((results for results in latest if results.has(claim.name, subject.kind, subject.id)), None)
+            outcome = result.outcomes.get((claim.name, subject.kind, subject.id)) if result else None
+            if not_applicable(claim, subject) or (result and not outcome):
+                untried["n/a", subject.kind, subject.device, ""] += 1
+            elif outcome:
+                outcomes.append(outcome)
+            elif subject.device == "cuda" and not has_gpu:
+                untried["not run", subject.kind, subject.device, NO_GPU] += 1
             else:
-                outcomes.append(known)
+                names = {"claim": claim.name, "kind": subject.kind, "subject": subject.id}
+                outcomes.append(Outcome(**names, state="not run", reason=NEVER))
     widest = max(runs, key=lambda run: len(run.outcomes))
-    engines = {name: text for report in (published, *runs) for name, text in report.environment.engines.items()}
+    main = widest if 2 * len(widest.outcomes) > len(published.outcomes) else published
+    engines = {name: text for report in reports for name, text in report.environment.engines.items()}
+    tried = {(one.kind, one.subject) for one in outcomes} | {
+        (subject.kind, subject.id) for report in reports for subject in report.subjects
+    }
     return dataclasses.replace(
-        widest,
+        main,
         tier="full",
-        environment=dataclasses.replace(widest.environment, engines=engines),
+        selection=(),
+        environment=dataclasses.replace(main.environment, engines=engines),
         dists={record.dist: record.version for record in catalog.records},
-        claims=tuple(map(claim_info, claims)),
-        subjects=tuple(map(subject_info, found)),
+        claims=tuple(claims),
+        subjects=tuple(subject_info(one) for one in found if (one.kind, one.id) in tried),
         outcomes=tuple(outcomes),
+        untried=tuple(
+            Untried(state=state, kind=kind, device=device, num_claims=count, reason=reason)
+            for (state, kind, device, reason), count in sorted(untried.items())
+        ),
     )
 
 
-def _key(one: Outcome) -> Key:
-    return one.claim, one.kind, one.subject
+class _Results:
+    """The outcomes of a report, and which claims on which subjects it is about: those without an outcome are n/a."""
+
+    def __init__(self, report: Report) -> None:
+        self.outcomes = {(one.claim, one.kind, one.subject): one for one in report.outcomes}
+        self._claims = {claim.name for claim in report.claims}
+        self._subjects = {(subject.kind, subject.id) for subject in report.subjects}
+
+    def has(self, claim: str, kind: str, subject: str) -> bool:
+        return claim in self._claims and (kind, subject) in self._subjects
 
 
 def main() -> None:
@@ -97,12 +108,8 @@ def main() -> None:
         report = merge(load(FOLDER / "conformance.json"), [load(path) for path in places], Catalog.discover())
     except RecipeError as error:
         sys.exit(f"error: {error}")
-    with tempfile.TemporaryDirectory() as folder:
-        written = write_reports(report, Path(folder))
-        for path in written:
-            # The page is large, and `unirl conformance --from` writes it again.
-            if path.suffix != ".html":
-                shutil.copyfile(path, FOLDER / path.relative_to(folder))
+    (FOLDER / "conformance.json").write_text(to_json(report), encoding="utf-8")
+    (FOLDER / "MATRIX.md").write_text(matrix_md(report), encoding="utf-8")
     print(", ".join(f"{count} {state}" for state, count in report.counts.items()))
 
 

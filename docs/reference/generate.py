@@ -1,7 +1,7 @@
-"""Write the reference pages from the code that they describe: `python docs/reference/generate.py [--check]`.
+"""Write the reference pages from the code that they describe: `python docs/reference/generate.py [--into FOLDER]`.
 
-Fields are documented after the field, so their text is read from the source. `--check` writes nothing and ends with 1
-when a page is stale.
+Fields are documented after the field, so their text is read from the source. The pages are not committed; links in them
+lead to files of the repository from `docs/reference`, where they are written by default.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from unirl.core.specs.spec import KINDS, AlgorithmSpec, EngineSpec, ModelSpec, R
 from unirl.core.types import sampling
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 HEADER = "<!-- Written by docs/reference/generate.py; change the code instead. -->\n\n"
 SECTIONS = {
     "run": schema.RunConfig,
@@ -43,28 +44,28 @@ SECTIONS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say which pages are stale")
-    check = parser.parse_args().check
-    catalog = Catalog.discover()
-    pages = {
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--into", type=Path, default=HERE, metavar="FOLDER", help="where to write them")
+    folder: Path = parser.parse_args().into
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages(Catalog.discover()).items():
+        (folder / name).write_text(text, encoding="utf-8")
+        print(f"wrote {folder / name}")
+
+
+def pages(catalog: Catalog) -> dict[str, str]:
+    """Name -> Markdown of every page."""
+    return {
         "recipe.md": recipe_page(),
         "parts.md": parts_page(catalog),
         "capabilities.md": capabilities_page(catalog),
         "hooks.md": hooks_page(),
         "specs.md": specs_page(),
         "claims.md": claims_page(),
+        "mutants.md": mutants_page(),
         "cli.md": cli_page(),
         "registry.md": registry_page(),
     }
-    stale = [name for name, text in pages.items() if not (HERE / name).is_file() or (HERE / name).read_text() != text]
-    if check:
-        if stale:
-            sys.exit(f"stale: {', '.join(stale)}; run `python docs/reference/generate.py`.")
-        return
-    for name in stale:
-        (HERE / name).write_text(pages[name], encoding="utf-8")
-        print(f"wrote {name}")
 
 
 def recipe_page() -> str:
@@ -195,6 +196,29 @@ def claims_page() -> str:
             lines += [f"### {claim.name}\n", f"{proves}{needs}Tier `{claim.tier}`.\n", f"{claim.meaning}\n"]
             lines.append(f"*If it fails:* {claim.if_it_fails}\n")
     return HEADER + "\n".join(lines) + "\n"
+
+
+def mutants_page() -> str:
+    """For each claim the parts that show that it can fail, from the tests of conformance."""
+    sys.path.insert(0, str(ROOT / "packages/unirl-conformance/tests"))
+    from conformance_mutants.mutant import KINDS as MUTANT_KINDS
+    from conformance_mutants.mutant import mutants_of
+
+    lines = [
+        "# Mutants\n",
+        "A claim that cannot fail proves nothing. So each has at least one *mutant*: a part that is broken on purpose,",
+        "in the one way the claim is about. `packages/unirl-conformance/tests/test_mutants.py` checks for each line",
+        "that the claim fails, that those in the last column necessarily fail with it, and that no other claim does.\n",
+    ]
+    for kind in MUTANT_KINDS:
+        mutants = sorted(mutants_of(kind), key=lambda one: (one.claim, one.name))
+        lines += [f"## {kind}\n", f"{len({mutant.claim for mutant in mutants})} claims, {len(mutants)} mutants.\n"]
+        lines += ["| claim | mutant: a part that ... | fails with it |", "| --- | --- | --- |"]
+        for mutant in mutants:
+            breaks = mutant.breaks.replace("|", "\\|")
+            lines.append(f"| [{mutant.claim}](claims.md#{mutant.claim}) | {breaks} | {', '.join(mutant.also)} |")
+        lines.append("")
+    return HEADER + "\n".join(lines)
 
 
 def cli_page() -> str:

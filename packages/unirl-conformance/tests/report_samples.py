@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from unirl.conformance.claims import SubjectKind, Tier
+from unirl.conformance.claims import Claim, SubjectKind, Tier
 from unirl.conformance.environment import Environment
-from unirl.conformance.results import ClaimInfo, Outcome, Report, SubjectInfo
+from unirl.conformance.results import Outcome, PartInfo, Report, SubjectInfo, Untried
 from unirl.conformance.verdicts import Number, State
+from unirl.core.specs.capability import Cap
 
 HOSTILE = "<script>alert('x')</script> & | `a|b` *star*\nsecond line"
 TRACEBACK = """\
-bench = EngineBench(subject=<subject sglang+sd3>)
+case = EngineCase(subject=<subject sglang+sd3>)
 
-    def test_steps_are_stochastic_where_asked(bench):
+    def test_steps_are_stochastic_where_asked(case):
 >       assert ok, "the request says steps [0, 2]"
 E       AssertionError: the request says steps [0, 2], the engine was stochastic at [0, 1, 2, 3]
 
 suite/test_engine_rollout.py:40: AssertionError"""
 
 
-def claim_info(name: str, kind: SubjectKind, *, proves: Sequence[str] = (), tier: Tier = "tiny") -> ClaimInfo:
-    return ClaimInfo(
+def claim_info(name: str, kind: SubjectKind, *, proves: Sequence[str] = (), tier: Tier = "tiny") -> Claim:
+    return Claim(
         name=name,
         kind=kind,
-        proves=tuple(proves),
+        proves=tuple(map(Cap, proves)),
         tier=tier,
         meaning=f"What {name} gives to a user, in a sentence or two that say why it is worth a claim.",
         if_it_fails="look for a scheduler in the engine that recomputes `sigmas`, such as a shift of its own.",
@@ -35,33 +37,45 @@ def claim_info(name: str, kind: SubjectKind, *, proves: Sequence[str] = (), tier
 
 
 def subject_info(kind: SubjectKind, device: str = "cpu", dist: str = "", **parts: str) -> SubjectInfo:
-    names = [dist] if kind == "plugin" else list(parts.values())
-    prefixes = {"algorithm": "algo"}
+    """dist: of a plugin."""
+    named = {"plugin": dist} if kind == "plugin" else parts
     return SubjectInfo(
-        id="+".join(names) + ("" if device == "cpu" else f"@{device}"),
         kind=kind,
         device=device,
-        parts=parts,
-        tracks=("latent",) if kind in ("model", "engine", "algorithm", "cell") else (),
-        dists=(dist,) if dist else tuple(sorted(f"unirl-{prefixes.get(k, k)}-{n}" for k, n in parts.items())),
+        parts=tuple(
+            PartInfo(
+                kind=part,  # pyright: ignore[reportArgumentType]
+                name=name,
+                dist=dist or f"unirl-{'algo' if part == 'algorithm' else part}-{name}",
+                tracks=("latent",) if part in ("model", "algorithm") else (),
+            )
+            for part, name in named.items()
+        ),
     )
 
 
 def outcome(claim: str, subject: SubjectInfo, state: State = "pass", reason: str = "", **others: Any) -> Outcome:
     reason = reason or ("" if state == "pass" else f"the reason of {state}")
-    seconds = others.pop("seconds", 2.0)
-    return Outcome(
-        claim=claim, subject=subject.id, kind=subject.kind, state=state, reason=reason, seconds=seconds, **others
-    )
+    return Outcome(claim=claim, subject=subject.id, kind=subject.kind, state=state, reason=reason, **others)
 
 
 def report_of(
-    claims: Sequence[ClaimInfo], subjects: Sequence[SubjectInfo], outcomes: Sequence[Outcome], **changes: Any
+    claims: Sequence[Claim], subjects: Sequence[SubjectInfo], outcomes: Sequence[Outcome], **changes: Any
 ) -> Report:
+    """As a run makes it: outcomes that are n/a are counted, and subjects without another outcome are left out."""
     order = [claim.name for claim in claims]
+    devices = {(subject.kind, subject.id): subject.device for subject in subjects}
+    untried = [
+        Untried(state="n/a", kind=one.kind, device=devices[one.kind, one.subject], num_claims=1, reason=one.reason)
+        for one in outcomes
+        if one.state == "n/a"
+    ]
+    outcomes = [one for one in outcomes if one.state != "n/a"]
+    tried = {(one.kind, one.subject) for one in outcomes}
     fields: dict[str, Any] = {
         "created": "2026-02-03T04:05:06+00:00",
         "tier": "tiny",
+        "selection": (),
         "environment": Environment(
             python="3.11.9",
             platform="Linux-6.1-x86_64",
@@ -74,8 +88,9 @@ def report_of(
         "dists": {dist: "0.1.0" for subject in subjects for dist in subject.dists},
         "seconds": 83.4,
         "claims": tuple(claims),
-        "subjects": tuple(subjects),
+        "subjects": tuple(one for one in subjects if (one.kind, one.id) in tried),
         "outcomes": tuple(sorted(outcomes, key=lambda o: (order.index(o.claim), o.subject))),
+        "untried": tuple(untried),
     }
     return Report(**{**fields, **changes})
 
@@ -99,7 +114,7 @@ BACKENDS = ("fsdp2", "veomni")
 
 
 def rich_report() -> Report:
-    """Every state, numbers, links, hostile text, and a matrix of 120 cells."""
+    """Every state, numbers, links, hostile text, a matrix of 120 cells, and no GPU."""
     claims = [
         claim_info("imports-nothing-heavy", "plugin", tier="static"),
         claim_info("velocity-has-a-gradient", "model", proves=["latent-stage"]),
@@ -117,7 +132,6 @@ def rich_report() -> Report:
     plugins = [subject_info("plugin", dist=dist) for dist in dists]
     models = [subject_info("model", model=name) for name in MODELS]
     engines = [subject_info("engine", engine=e, model=m) for e, m in itertools.product(ENGINES, MODELS)]
-    engines.append(subject_info("engine", "cuda", engine="trainside", model="sd3"))
     algorithms = [subject_info("algorithm", algorithm=name) for name in ALGORITHMS]
     rewards = [subject_info("reward", reward="shapes"), subject_info("reward", reward="ünïcödé-☃")]
     trackers = [subject_info("tracker", tracker="wandb")]
@@ -143,21 +157,21 @@ def rich_report() -> Report:
     for place, one in enumerate(cells):
         outcomes += _cell_outcomes(place, one)
     subjects = [*plugins, *models, *engines, *algorithms, *backends, *rewards, *trackers, *cells]
-    return report_of(claims, subjects, outcomes)
+    report = report_of(claims, subjects, outcomes)
+    no_gpu = Untried(state="not run", kind="engine", device="cuda", num_claims=3, reason="no CUDA device is here")
+    return dataclasses.replace(report, untried=(*report.untried, no_gpu))
 
 
 def _engine_outcomes(one: SubjectInfo) -> list[Outcome]:
     names = ("sigmas-are-used-bit-for-bit", "steps-are-stochastic-where-asked", "closes-twice")
-    if one.device == "cuda":
-        return [outcome(name, one, "not run", "no CUDA device is here") for name in names]
-    if one.parts["engine"] == "vllm-omni":
+    if one.names["engine"] == "vllm-omni":
         absent = "engine 'vllm-omni' needs the Python package 'vllm', which is not installed here"
         return [outcome(name, one, "not run", absent) for name in names]
     if one.id == "sglang+sd3":
         reason = "the request says steps [0, 2], the engine was stochastic at [0, 1, 2, 3]"
         gap = Number(name="largest difference", value=0.31, bound=1e-6)
         return [
-            outcome(names[0], one, numbers=(Number(name="difference", value=0.0, bound=0.0),), seconds=12.0),
+            outcome(names[0], one, numbers=(Number(name="difference", value=0.0, bound=0.0),)),
             outcome(names[1], one, "fail", reason, numbers=(gap,), detail=TRACEBACK),
             outcome(names[2], one, "fail", HOSTILE, numbers=(Number(name="nan", value=math.nan, bound=1.0),)),
         ]
@@ -171,11 +185,11 @@ def _engine_outcomes(one: SubjectInfo) -> list[Outcome]:
 
 def _cell_outcomes(place: int, one: SubjectInfo) -> list[Outcome]:
     ratio, weights = "first-update-has-ratio-1", "weights-reach-the-engine"
-    if one.parts["engine"] == "vllm-omni":
+    if one.names["engine"] == "vllm-omni":
         absent = "engine 'vllm-omni' needs the Python package 'vllm', which is not installed here"
         return [outcome(name, one, "not run", absent) for name in (ratio, weights)]
-    if one.parts["algorithm"] == "refl" or one.parts["model"] == "bagel":
-        refused = f"algorithm: algorithm 'refl' needs 'through-sampler'; backend {one.parts['backend']!r} does not provide it."
+    if one.names["algorithm"] == "refl" or one.names["model"] == "bagel":
+        refused = f"algorithm: algorithm 'refl' needs 'through-sampler'; backend {one.names['backend']!r} does not provide it."
         return [outcome(name, one, "n/a", refused) for name in (ratio, weights)]
     gap = Number(name="log-prob gap", value=(place % 7) * 1.3e-8, bound=5e-5)
     if one.id == "sd3+sglang+flow-grpo+fsdp2":

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 from unirl.conformance.claims import all_claims
-from unirl.conformance.doubles.requests import make_text_request
-from unirl.conformance.doubles.trained import full_update, perturb
+from unirl.conformance.doubles.model_state import mix_modes
+from unirl.conformance.doubles.requests import make_request
+from unirl.conformance.doubles.weight_updates import full_update, perturb
+from unirl.conformance.part_factory import PartFactory
 from unirl.conformance.run import run_suite
 from unirl.conformance.subjects import Selection
 from unirl.conformance.verdicts import Record
-from unirl.conformance.workshop import Workshop
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -70,18 +71,18 @@ def gone(pids: list[int], *, within_s: float) -> bool:
 class Row:
     """An engine with its model, and a request."""
 
-    def __init__(self, workshop: Workshop) -> None:
-        self.workshop, self.record = workshop, Record()
-        result = {part.spec.kind: part for part in workshop.catalog.parts() if part.spec.kind in ("engine", "model")}
+    def __init__(self, factory: PartFactory) -> None:
+        self.factory, self.record = factory, Record()
+        result = {part.spec.kind: part for part in factory.catalog.parts() if part.spec.kind in ("engine", "model")}
         self.engine_found, self.model_found = result["engine"], result["model"]
-        self.model: Any = workshop.model(self.model_found)
-        sampling = workshop.text_sampling(self.model_found, temperature=0.0)
-        self.request = make_text_request(self.model, sampling, track="text")
+        self.model: Any = factory.model(self.model_found)
+        sampling = factory.text_sampling(self.model_found, temperature=0.0)
+        self.request = make_request(self.model, sampling, track="text")
 
     def engine(self, *, own: bool = False) -> Any:
-        return self.workshop.engine(
+        return self.factory.engines.open(
             self.engine_found,
-            self.workshop.config(self.engine_found),
+            self.factory.config(self.engine_found),
             of=self.model_found,
             model=self.model,
             device="cpu",
@@ -95,15 +96,15 @@ class Row:
 
 @pytest.fixture
 def row(tmp_path: Path) -> Iterator[Row]:
-    workshop = Workshop(engine_apart.catalog(), tmp_path)
-    yield Row(workshop)
-    workshop.close()
+    factory = PartFactory(engine_apart.catalog(), tmp_path)
+    yield Row(factory)
+    factory.close()
 
 
 def test_an_engine_is_started_once_and_is_as_new_whatever_was_done_with_it(row: Row, starts: Path) -> None:
     with row.engine() as first:
         version, texts = first.version, row.texts(first)
-        trained: Any = row.workshop.fresh_model(row.model_found)
+        trained: Any = row.factory.fresh_model(row.model_found)
         perturb(trained, seed=1)
         first.load_weights(full_update(trained, version=9))
         assert row.texts(first) != texts
@@ -147,27 +148,29 @@ def test_a_claim_that_asks_for_its_own_gets_a_new_one_that_nobody_gets_afterward
         assert later is not own
 
 
-def test_the_engine_has_the_model_of_the_claim(row: Row) -> None:
-    with row.engine():
-        pass
-    other: Any = row.workshop.fresh_model(row.model_found)
-    borrowed: list[Any] = []
+def test_an_engine_that_changes_the_model_that_it_was_built_with_fails_the_claim(row: Row) -> None:
+    models: list[Any] = []
     build = engine_apart.Apart.__init__
-    pool = row.workshop.engine_pool
-    pool.close()
 
     def keep(self: Any, config: Any, *, model: Any) -> None:
-        borrowed.append(model)
+        models.append(model)
         build(self, config, model=model)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_apart.Apart, "__init__", keep)
         with row.engine():
-            assert borrowed[0].trainable is row.model.trainable
-        row.model = other
-        with row.engine():
-            assert borrowed[0].trainable is other.trainable and borrowed[0].spec is other.spec
-    assert len(borrowed) == 1
+            pass
+        mix_modes(row.model)
+        # As an engine does that restores the training mode of the whole.
+        with (
+            pytest.raises(AssertionError, match=r"'apart' changed the model .*: the training mode of submodules"),
+            row.engine(),
+        ):
+            models[0].trainable.eval()
+        row.model.trainable.eval()
+        with row.engine(own=True):
+            assert models[-1] is row.model
+    assert len(models) == 2
 
 
 def test_claims_of_a_row_pass_on_one_engine_with_one_more_for_each_that_asks(starts: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unirl.conformance.doubles import model as latent_model
-from unirl.conformance.doubles import text_model
-from unirl.conformance.doubles.requests import make_request, make_text_request
+from unirl.conformance.doubles import tiny_decoder as text_model
+from unirl.conformance.doubles import tiny_denoiser as latent_model
+from unirl.conformance.doubles.requests import make_request
 from unirl.core.errors import EchoMismatch
 from unirl.core.types.request import Request
 from unirl.core.types.rollout import verify_echo
@@ -19,7 +19,7 @@ from unirl.engines.trainside.engine import TrainsideEngine
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conformance_mutants import engine_text, engine_trajectories
+from conformance_mutants import engine
 
 LATENT = LatentSamplingConfig(
     num_inference_steps=4,
@@ -35,42 +35,36 @@ TEXT = TextSamplingConfig(temperature=0.6, max_new_tokens=3)
 
 
 def latents() -> tuple[Any, Request]:
-    model = latent_model.WorkbenchModel()
+    model = latent_model.TinyDenoiser()
     (track,) = (name for name, kind in model.spec.tracks.items() if kind == "latent")
     return model, make_request(model, LATENT, track=track)
 
 
 def texts() -> tuple[Any, Request]:
-    model = text_model.TextWorkbenchModel()
+    model = text_model.TinyDecoder()
     (track,) = (name for name, kind in model.spec.tracks.items() if kind == "text")
-    return model, make_text_request(model, TEXT, track=track)
+    return model, make_request(model, TEXT, track=track)
 
 
 @pytest.mark.parametrize("made", [latents, texts], ids=["latent", "text"])
-def test_the_echo_of_an_engine_that_is_well_passes(made: Any) -> None:
+def test_the_echo_of_a_healthy_engine_passes(made: Any) -> None:
     model, request = made()
     verify_echo(request, TrainsideEngine(TrainsideConfig(), model=model).generate(request))
 
 
 @pytest.mark.parametrize(
-    ("kind", "made", "says"),
+    ("name", "made", "says"),
     [
-        (engine_trajectories.DropsKernelOptions, latents, r"sampler\.options.*False.* the engine used .*True"),
-        (
-            engine_trajectories.HasOneGuidanceMode,
-            latents,
-            r"guidance_mode.*'norm-corrected', the engine used 'batched'",
-        ),
-        (engine_trajectories.ScoresEveryStep, latents, r"train_steps: the request says .*, the engine used None"),
-        (engine_text.HasOneTemperature, texts, r"temperature: the request says 0\.6, the engine used 1\.0"),
-        (engine_text.DropsTheFirstToken, texts, r"prompt_tokens\[0\]: the request says tensor"),
+        ("drops-kernel-options", latents, r"sampler\.options.*False.* the engine used .*True"),
+        ("has-one-guidance-mode", latents, r"guidance_mode.*'norm-corrected', the engine used 'batched'"),
+        ("scores-every-step", latents, r"train_steps: the request says .*, the engine used None"),
+        ("has-one-temperature", texts, r"temperature: the request says 0\.6, the engine used 1\.0"),
+        ("drops-the-first-token", texts, r"prompt_tokens\[0\]: the request says tensor"),
     ],
-    ids=["kernel option", "guidance mode", "train steps", "temperature", "prompt token"],
 )
-def test_an_engine_that_computes_something_else_is_caught_by_its_echo(
-    kind: type[TrainsideEngine], made: Any, says: str
-) -> None:
+def test_an_engine_that_computes_something_else_is_caught_by_its_echo(name: str, made: Any, says: str) -> None:
+    (mutant,) = (mutant for mutant in engine.MUTANTS if mutant.name == name)
     model, request = made()
-    track = kind(TrainsideConfig(), model=model).generate(request)
+    track = mutant.build(TrainsideConfig(), model=model, device="cpu").generate(request)
     with pytest.raises(EchoMismatch, match=says):
         verify_echo(request, track)

@@ -19,7 +19,7 @@ from unirl.conformance.claims import (
     claims_in,
     suite_modules,
 )
-from unirl.conformance.pytest_plugin import BENCHES
+from unirl.conformance.pytest_plugin import CASES
 from unirl.core.specs.capability import Cap
 
 HERE = Path(__file__).parent
@@ -56,10 +56,13 @@ def test_a_claim_proves_capabilities_that_its_subjects_have(claim: Claim) -> Non
 
 
 @pytest.mark.parametrize("kind", SUBJECT_KINDS)
-def test_a_kind_of_subject_has_claims_a_bench_and_mutants(kind: SubjectKind) -> None:
+def test_a_kind_of_subject_has_claims_a_case_and_mutants(kind: SubjectKind) -> None:
     assert [claim for claim in all_claims([kind]) if claim.kind == kind], f"nothing is claimed of a {kind}"
-    module, _, name = BENCHES[kind].partition(":")
-    assert isinstance(getattr(import_module(module), name), type)
+    named = [name for key, name in CASES.items() if kind in (key, key[0])]
+    assert named, f"claims about a {kind} are given nothing"
+    for name in named:
+        module, _, cls = name.partition(":")
+        assert isinstance(getattr(import_module(f"unirl.conformance.fixtures.{module}"), cls), type)
     assert (HERE / "conformance_mutants" / f"{kind}.py").is_file(), f"no mutants show that claims of a {kind} can fail"
 
 

@@ -1,12 +1,13 @@
-"""Every claim fails on a part that is broken in the way it is about, and there alone."""
+"""Every claim fails on a part that is broken in the way it is about, and no other claim does."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from unirl.conformance.claims import SUBJECT_KINDS, SubjectKind, all_claims
@@ -19,9 +20,18 @@ from unirl.core.specs.spec import Spec
 sys.path.insert(0, str(Path(__file__).parent))
 
 from conformance_mutants.mutant import KINDS, Mutant, catalogs_of, mutants_of
-from mutants_table import AGAIN, PAGE, table
+from conformance_mutants.own_claims import SLOW
 
-REPORTS: dict[SubjectKind, Report] = {}
+REPORTS: dict[tuple[str, SubjectKind], Report] = {}
+
+
+def params(*, without: Collection[str] = ()) -> list[Any]:
+    return [
+        pytest.param(kind, mutant, id=f"{kind}-{mutant.name}")
+        for kind in KINDS
+        for mutant in mutants_of(kind)
+        if mutant.claim not in without
+    ]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,6 +44,32 @@ def forget_reports() -> Iterator[None]:
     for name in set(sys.modules) - modules:
         if name.startswith("planted_"):
             del sys.modules[name]
+
+
+def report_on_all_claims(kind: SubjectKind) -> Report:
+    """All mutants of a kind, and the healthy parts that are not installed, on every claim."""
+    if ("all", kind) not in REPORTS:
+        without = {catalog: left_out(kind, catalog) for catalog in catalogs_of(kind)}
+        REPORTS["all", kind] = joined(
+            [run_suite(Selection(kinds=(kind,), without=names), catalog=catalog) for catalog, names in without.items()]
+        )
+    return REPORTS["all", kind]
+
+
+def report_on_own_claims(kind: SubjectKind) -> Report:
+    """Each mutant of a kind on the claim that it breaks; on all claims where the slow tests have run."""
+    if ("all", kind) in REPORTS:
+        return REPORTS["all", kind]
+    if ("own", kind) not in REPORTS:
+        plugin = ("-p", "conformance_mutants.own_claims")
+        REPORTS["own", kind] = joined(
+            [run_suite(Selection(kinds=(kind,)), catalog=catalog, pytest_args=plugin) for catalog in catalogs_of(kind)]
+        )
+    return REPORTS["own", kind]
+
+
+def joined(reports: list[Report]) -> Report:
+    return dataclasses.replace(reports[0], outcomes=tuple(outcome for report in reports for outcome in report.outcomes))
 
 
 def left_out(kind: SubjectKind, catalog: str) -> tuple[str, ...]:
@@ -53,20 +89,10 @@ def is_installed(spec: Spec) -> bool:
     return any(result.spec == spec for result in plugin.parts())
 
 
-def report_of(kind: SubjectKind) -> Report:
-    """Every quick claim of a kind, on its mutants and on the parts that are well and not installed."""
-    if kind not in REPORTS:
-        first, *others = (
-            run_suite(Selection(kinds=(kind,), without=left_out(kind, catalog)), catalog=catalog)
-            for catalog in catalogs_of(kind)
-        )
-        outcomes = [*first.outcomes, *(outcome for report in others for outcome in report.outcomes)]
-        REPORTS[kind] = dataclasses.replace(first, outcomes=tuple(outcomes))
-    return REPORTS[kind]
-
-
-def failed(report: Report, name: str) -> set[str]:
-    return {o.claim for o in report.outcomes if o.state == "fail" and name in o.subject.split("@")[0].split("+")}
+def failures(report: Report, name: str) -> dict[str, str]:
+    """Claims that fail on the part of this name, with the reasons."""
+    outcomes = [o for o in report.outcomes if o.state == "fail" and name in o.subject.split("+")]
+    return {outcome.claim: outcome.reason for outcome in outcomes}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,42 +100,30 @@ def test_every_claim_has_a_mutant(kind: SubjectKind) -> None:
     assert {mutant.claim for mutant in mutants_of(kind)} == {claim.name for claim in all_claims([kind])}
 
 
-def test_every_kind_of_subject_has_mutants_and_the_published_table_is_theirs() -> None:
+def test_every_kind_of_subject_has_mutants() -> None:
     assert KINDS == SUBJECT_KINDS
-    assert PAGE.read_text(encoding="utf-8") == table(), f"{PAGE} is stale. {AGAIN}"
 
 
-# What is installed is left to conformance itself, which the gate runs.
-# Every claim of a kind on every other part that is well: minutes, where the machine is busy.
+# Every claim of a kind on every part: minutes.
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("kind", "mutant"), params())
+def test_a_mutant_fails_its_claim_and_no_other(kind: SubjectKind, mutant: Mutant) -> None:
+    result = failures(report_on_all_claims(kind), mutant.name)
+    assert result.keys() == {mutant.claim, *mutant.also}, result
+
+
+# Installed parts are left to conformance itself, which the gate runs.
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)
-def test_parts_that_are_well_fail_nothing(kind: SubjectKind) -> None:
+def test_healthy_parts_fail_nothing(kind: SubjectKind) -> None:
     broken = {mutant.name for mutant in mutants_of(kind)}
-    wrong = [
-        (o.claim, o.subject, o.reason)
-        for o in report_of(kind).outcomes
-        if o.state in ("fail", "not run") and not broken & set(o.subject.split("+"))
-    ]
-    assert wrong == []
-    tried = [o for o in report_of(kind).outcomes if not broken & set(o.subject.split("+"))]
-    assert tried or any(left_out(kind, catalog) for catalog in catalogs_of(kind)), f"no {kind} that is well is tried"
+    healthy = [o for o in report_on_all_claims(kind).outcomes if not broken & set(o.subject.split("+"))]
+    assert [(o.claim, o.subject, o.reason) for o in healthy if o.state in ("fail", "not run")] == []
+    assert healthy or any(left_out(kind, catalog) for catalog in catalogs_of(kind)), f"no healthy {kind} is tried"
 
 
-@pytest.mark.parametrize(
-    ("kind", "mutant"),
-    [pytest.param(kind, mutant, id=f"{kind}-{mutant.name}") for kind in KINDS for mutant in mutants_of(kind)],
-)
-def test_a_mutant_fails_its_claim_and_no_other(kind: SubjectKind, mutant: Mutant) -> None:
-    slow = {claim.name for claim in all_claims([kind]) if claim.tier == "full"}
-    report = report_of(kind)
-    result = failed(report, mutant.name)
-    if mutant.claim in slow:
-        own = run_suite(
-            Selection(kinds=(kind,), claims=(mutant.claim,)),
-            tier="full",
-            catalog=f"conformance_mutants.{kind}:catalog",
-        )
-        result |= failed(own, mutant.name)
-    assert result == {mutant.claim, *mutant.also}, [
-        (o.claim, o.reason) for o in report.outcomes if o.state == "fail" and mutant.name in o.subject.split("+")
-    ]
+@pytest.mark.parametrize(("kind", "mutant"), params(without=SLOW))
+def test_a_mutant_fails_its_claim(kind: SubjectKind, mutant: Mutant) -> None:
+    assert mutant.claim in failures(report_on_own_claims(kind), mutant.name)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from unirl.conformance import claims as claims_module
 from unirl.conformance.claims import SubjectKind, all_claims, claim_kinds, claims_in
-from unirl.conformance.pytest_plugin import PROPERTY
-from unirl.conformance.results import Collector, Outcome
+from unirl.conformance.collector import Collector
+from unirl.conformance.results import Outcome, Report
 from unirl.conformance.run import run_suite
 from unirl.conformance.subjects import Selection
 from unirl.core.plugins.catalog import Catalog
@@ -39,7 +39,8 @@ report = run_suite(
     tier=job["tier"], catalog=job["catalog"], pytest_args=job["args"],
 )
 rows = [[o.kind, o.claim, o.subject, o.state, o.reason] for o in report.outcomes]
-print("REPORT" + json.dumps(rows))
+counts = [[u.state, u.kind, u.device, u.reason, u.num_claims] for u in report.untried]
+print("REPORT" + json.dumps([rows, sorted(counts)]))
 """
 
 
@@ -51,8 +52,9 @@ def in_a_process(
     tier: str = "tiny",
     catalog: str = "",
     **environment: str,
-) -> list[list[str]]:
-    """What a run of its own finds: its rows (kind, claim, subject, state, reason), in the report's order.
+) -> tuple[list[list[str]], list[list[object]]]:
+    """Results of a separate run: its rows (kind, claim, subject, state, reason), in the report's order, and the counts
+    (state, kind, device, reason, number) of claims without an outcome.
 
     Engines with an environment of their own find none: what is shown here holds for all, and they take long to start.
     """
@@ -73,7 +75,8 @@ def in_a_process(
         check=False,
     )
     assert done.returncode == 0 and "REPORT" in done.stdout, done.stdout + done.stderr
-    return json.loads(done.stdout.rpartition("REPORT")[2])
+    rows, counts = json.loads(done.stdout.rpartition("REPORT")[2])
+    return rows, counts
 
 
 QUICK: tuple[SubjectKind, ...] = ("plugin", "engine", "reward")
@@ -92,20 +95,25 @@ def test_claims_end_alike_in_any_order_and_in_parallel(monkeypatch: pytest.Monke
     report = run_suite(Selection(plugins=QUICK_PLUGINS, kinds=QUICK, claims=quick_claims()))
     plain_order = [[o.kind, o.claim, o.subject, o.state, o.reason] for o in report.outcomes]
     assert {row[0] for row in plain_order} == set(QUICK)
+    counts = [[one.state, one.kind, one.device, one.reason, one.num_claims] for one in report.untried]
     shuffled = ("-p", "randomly", "--randomly-seed=2", "-n", "2")
-    assert in_a_process(*shuffled, kinds=QUICK, claims=quick_claims(), plugins=QUICK_PLUGINS) == plain_order
+    in_parallel = in_a_process(*shuffled, kinds=QUICK, claims=quick_claims(), plugins=QUICK_PLUGINS)
+    assert in_parallel == (plain_order, sorted(counts))
 
 
-def outcomes(catalog: str, claim: str, kind: SubjectKind = "plugin") -> dict[str, Outcome]:
-    """How a claim ends: subject -> outcome."""
-    report = run_suite(
-        Selection(kinds=(kind,), claims=(claim,)), catalog=f"conformance_mutants.plugin_states:{catalog}"
-    )
-    return {outcome.subject: outcome for outcome in report.outcomes}
+def report_of(catalog: str, claim: str, kind: SubjectKind = "plugin") -> Report:
+    """A claim on all parts of a catalog."""
+    selection = Selection(kinds=(kind,), claims=(claim,))
+    return run_suite(selection, catalog=f"conformance_mutants.plugin_states:{catalog}")
+
+
+def outcomes(catalog: str, claim: str) -> dict[str, Outcome]:
+    """The results of a claim: subject -> outcome."""
+    return {outcome.subject: outcome for outcome in report_of(catalog, claim).outcomes}
 
 
 def test_a_declared_gap_is_a_gap_while_it_is_there_and_a_failure_when_it_is_closed() -> None:
-    result = outcomes("gaps", "every-part-has-a-summary")
+    result = outcomes("gaps", "every-setting-is-documented")
     assert (result["open"].state, result["open"].reason, result["open"].link) == (
         "gap",
         "Nobody has found words for it.",
@@ -132,31 +140,32 @@ def test_a_run_of_which_nothing_could_be_tried_ends_with_3() -> None:
     assert run_suite(selection, catalog="conformance_mutants.plugin_states:absent").exit_code == 3
 
 
-def test_claims_on_a_gpu_that_is_absent_are_not_run() -> None:
-    rows = in_a_process(
+def test_claims_on_a_gpu_that_is_absent_are_counted_as_not_run() -> None:
+    rows, counts = in_a_process(
         kinds=("engine",),
         claims=tuple(claims_in(source("test_engine_noise"))),
         plugins=QUICK_PLUGINS,
         tier="gpu",
         CUDA_VISIBLE_DEVICES="",
     )
-    on_gpu = {(row[3], row[4]) for row in rows if row[2].endswith("@cuda")}
-    assert on_gpu, "the tier `gpu` has subjects on a GPU"
-    assert {row for row in on_gpu if row[0] != "n/a"} == {("not run", "no CUDA device is here")}
-    assert "pass" in {row[3] for row in rows if not row[2].endswith("@cuda")}
+    assert not any(row[2].endswith("@cuda") for row in rows)
+    (absent,) = (count for count in counts if count[0] == "not run")
+    assert absent[:4] == ["not run", "engine", "cuda", "no CUDA device is here"]
+    # What runs on the CPU would run on the GPU as well.
+    assert absent[4] == len(rows) and {row[3] for row in rows} == {"pass"}
 
 
 def test_what_is_not_promised_carries_the_sentence_that_says_so() -> None:
     claim = next(claim for claim in all_claims(["engine"]) if claim.proves == (Cap.SIGMAS,))
-    result = {subject.split("+")[0]: outcome for subject, outcome in outcomes("refused", claim.name, "engine").items()}
-    assert {outcome.state for outcome in result.values()} == {"n/a"}
-    assert result["unfit"].reason.startswith("engine: ")
-    assert "needs 'latent-rollout'; engine 'unfit' does not provide it" in result["unfit"].reason
-    assert result["silent"].reason == "the claim is about 'sigmas'; engine 'silent' does not provide it"
+    report = report_of("refused", claim.name, "engine")
+    assert report.outcomes == () and {one.state for one in report.untried} == {"n/a"}
+    silent, unfit = sorted((one.reason for one in report.untried), key=lambda reason: "unfit" in reason)
+    assert unfit.startswith("engine: ") and "needs 'latent-rollout'; engine 'unfit' does not provide it" in unfit
+    assert silent == "the claim is about 'sigmas'; engine 'silent' does not provide it"
 
 
 def test_a_claim_whose_worker_dies_has_failed_and_the_others_are_still_tried() -> None:
-    rows = in_a_process(
+    rows, _ = in_a_process(
         "-n1",
         kinds=("plugin",),
         claims=("every-string-of-its-specs-resolves",),
@@ -169,7 +178,7 @@ def test_a_claim_whose_worker_dies_has_failed_and_the_others_are_still_tried() -
 
 def test_a_worker_that_dies_before_the_claim_begins_counts_as_a_failure_too() -> None:
     collector = Collector(
-        catalog=Catalog.of({}), tier="static", subjects=[], covers=lambda _: True, property_name=PROPERTY
+        catalog=Catalog.of({}), tier="static", selection=(), subjects=[], covers=lambda _: True, absent={}
     )
     # What pytest-xdist reports of the test that a worker died on.
     collector.pytest_runtest_logreport(

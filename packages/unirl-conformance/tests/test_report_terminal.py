@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from unirl.conformance.report import terminal
-from unirl.conformance.report.terminal import print_report
+from unirl.conformance.report.terminal import MAX_SUBJECTS, print_report
 from unirl.conformance.results import Report
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from report_samples import TRACEBACK, rich_report, small_report
+from report_samples import TRACEBACK, claim_info, outcome, report_of, rich_report, small_report, subject_info
 
 
 def shown(report: Report, capsys: pytest.CaptureFixture[str]) -> str:
@@ -36,14 +36,26 @@ def test_every_failure_is_shown_in_full_with_the_command_that_tries_it_again(
         assert line in text
 
 
-def test_the_matrix_has_a_cell_for_each_algorithm_with_its_gap(capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_about_parts_come_before_packaging(capsys: pytest.CaptureFixture[str]) -> None:
+    sd3 = subject_info("model", model="sd3")
+    plugin = subject_info("plugin", dist="unirl-model-sd3")
+    claims = [claim_info("its-package-is-typed", "plugin"), claim_info("velocity-has-a-gradient", "model")]
+    failed = [
+        outcome(claims[0].name, plugin, "fail", "no py.typed"),
+        outcome(claims[1].name, sd3, "fail", "no gradient"),
+    ]
+    text = shown(report_of(claims, [plugin, sd3], failed), capsys)
+    order = ["model alone", "model  ", "plugin  ", "no gradient", "no py.typed"]
+    assert [text.index(words) for words in order] == sorted(text.index(words) for words in order)
+
+
+def test_a_grid_has_each_engine_and_algorithm_with_each_model(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(rich_report(), capsys).splitlines()
-    start = next(i for i, line in enumerate(lines) if "model x engine x algorithm on backend fsdp2" in line)
-    assert "at most 5e-05" in lines[start]
-    assert lines[start + 1].split() == ["model", "engine", "diffusion-nft", "drpo", "flow-dppo", "flow-grpo", "refl"]
-    rows = [line.split() for line in lines[start + 3 : start + 15]]
-    assert ["sd3", "trainside", "✓", "0", "✓", "2.6e-08", "✓", "5.2e-08", "✓", "7.8e-08"] in rows
-    assert any(row[:2] == ["sd3", "sglang"] and "✗ 1 of 2 fail 0.0123" in " ".join(row) for row in rows)
+    start = lines.index("Diffusion models on cpu: state, largest log-prob mismatch")
+    rows = {line.split()[0]: line.split()[1:] for line in lines[start + 3 : start + 15] if line.split()}
+    assert rows["trainside"] == ["✓", "✓", "✓", "✓"]
+    assert rows["sglang"] == ["✓", "✓", "✗", "✓"]
+    assert rows["flow-grpo"][2] == "✗0.01"
 
 
 def test_numbers_are_shown_nearest_to_their_bounds_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,18 +69,28 @@ def test_numbers_are_shown_nearest_to_their_bounds_first(capsys: pytest.CaptureF
     ]
 
 
-def test_gaps_have_reason_and_link_and_what_did_not_run_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kinds_with_many_subjects_have_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(rich_report(), capsys)
-    assert "the reason of gap  https://example.org/issues/7?a=1&b=2" in text
-    assert "no CUDA device is here\n  engine trainside+sd3@cuda (3 claims)" in "\n".join(
-        line.rstrip().removeprefix("○ ") for line in text.splitlines()
-    )
-    assert "No claim of this run is about these: 2 backend." in text
+    # 4 models x 3 engines x 5 algorithms x 2 backends, less those of bagel and refl that are n/a: 3 models and 4
+    # algorithms with two engines, and all 40 of vllm-omni, which is absent.
+    assert f"cell        {3 * 2 * 4 * 2 + 4 * 5 * 2} subjects" in text
+    num_engines = 4 * 3
+    assert "engine      sglang+sd3" in text and num_engines <= MAX_SUBJECTS
 
 
-def test_the_last_line_has_counts_and_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    last = shown(rich_report(), capsys).splitlines()[-1]
-    assert last == "3 claims fail. 132 pass, 3 fail, 2 gap, 96 not run, 65 n/a in 1 min 23 s"
+def test_gaps_have_reason_and_link_and_what_did_not_run_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "\n".join(line.rstrip().removeprefix("○ ") for line in shown(rich_report(), capsys).splitlines())
+    assert "the reason of gap\n  https://example.org/issues/7?a=1&b=2" in text
+    assert "no file system of its own is here\n  tracker wandb (1 claim)" in text
+    assert "no CUDA device is here\n  3 claims" in text
+
+
+def test_the_last_lines_have_counts_for_each_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(rich_report(), capsys).splitlines()[-2:] == [
+        "cpu: 3 claims fail. 132 pass, 3 fail, 2 gap, 93 not run, 65 n/a in 1 min 23 s",
+        "cuda: Nothing could be tested here. 0 pass, 0 fail, 0 gap, 3 not run, 0 n/a in 1 min 23 s",
+    ]
+    assert shown(small_report("pass"), capsys).splitlines()[-1].startswith("Nothing fails. 1 pass, 0 fail")
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -93,7 +115,7 @@ def test_what_did_not_run_is_never_green(monkeypatch: pytest.MonkeyPatch) -> Non
     print_report(small_report("pass", "not run"))
     rows = [line for line in out.file.getvalue().splitlines() if "   model   sd3" in line]
     assert len(rows) == 2
-    assert all(line.startswith(("\x1b[35m○", "\x1b[1;31m✗")) for line in rows), "one part that did not run decides"
+    assert all(line.startswith(("\x1b[35m◐", "\x1b[1;31m✗")) for line in rows), "one part that did not run decides"
 
 
 def test_a_pipe_gets_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,8 +127,10 @@ def test_hostile_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_run_in_which_nothing_could_be_tried_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(small_report("not run"), capsys).splitlines()[-1].startswith("Nothing could be tried here.")
-    assert shown(small_report("n/a"), capsys).splitlines()[-1].startswith("No claim applies to what was tried.")
+    assert shown(small_report("not run"), capsys).splitlines()[-1].startswith("Nothing could be tested here.")
+    text = shown(small_report("n/a"), capsys)
+    assert text.splitlines()[-1].startswith("No claim applies to the selection.")
+    assert "the reason of n/a" in text, "the reasons say why"
     assert (
         shown(small_report("pass", "not run", "gap"), capsys)
         .splitlines()[-1]

@@ -26,8 +26,16 @@ def model(name: str, kind: str = "latent") -> ModelSpec:
     return ModelSpec(name=name, tracks={"t": kind}, trainable="net", capabilities={stage}, **WORDS)
 
 
-def engine(name: str, *caps: Cap) -> EngineSpec:
-    return EngineSpec(name=name, capabilities=set(caps), **WORDS)
+def engine(name: str, *caps: Cap, **fields: Any) -> EngineSpec:
+    return EngineSpec(name=name, capabilities=set(caps), **WORDS, **fields)
+
+
+def backend(name: str, *caps: Cap) -> BackendSpec:
+    return BackendSpec(name=name, capabilities={Cap.TRAIN_FULL, *caps}, **WORDS)
+
+
+def plugin(**specs: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{f"unirl_{kind}": hookimpl(lambda own=own: own) for kind, own in specs.items()})
 
 
 MODELS = [model("paint"), model("film"), model("talk", "text")]
@@ -35,21 +43,19 @@ ENGINES = [
     engine("near", Cap.LATENT_ROLLOUT, Cap.WEIGHTS_SHARED),
     engine("far", Cap.LATENT_ROLLOUT, Cap.TEXT_ROLLOUT, Cap.WEIGHTS_FULL),
 ]
-ALGORITHMS = [AlgorithmSpec(name="free", needs=Needs(), **WORDS)]
-BACKENDS = [BackendSpec(name="plain", capabilities={Cap.TRAIN_FULL}, **WORDS)]
 
 
 @pytest.fixture
 def catalog() -> Catalog:
     return Catalog.of(
         {
-            "acme-models": SimpleNamespace(unirl_models=hookimpl(lambda: MODELS)),
-            "acme-engines": SimpleNamespace(unirl_engines=hookimpl(lambda: ENGINES)),
-            "acme-rest": SimpleNamespace(
-                unirl_algorithms=hookimpl(lambda: ALGORITHMS),
-                unirl_backends=hookimpl(lambda: BACKENDS),
-                unirl_rewards=hookimpl(lambda: [RewardSpec(name="tone", scale="0 to 1", media="image", **WORDS)]),
-                unirl_trackers=hookimpl(lambda: [TrackerSpec(name="notes", **WORDS)]),
+            "acme-models": plugin(models=MODELS),
+            "acme-engines": plugin(engines=ENGINES),
+            "acme-rest": plugin(
+                algorithms=[AlgorithmSpec(name="free", needs=Needs(), **WORDS)],
+                backends=[backend("plain")],
+                rewards=[RewardSpec(name="tone", scale="0 to 1", media="image", **WORDS)],
+                trackers=[TrackerSpec(name="notes", **WORDS)],
             ),
         }
     )
@@ -129,12 +135,12 @@ def test_parts_that_do_not_go_together_are_there_when_all_are_named(catalog: Cat
 
 
 def test_below_tier_full_an_engine_that_has_to_be_started_is_tried_where_it_is_named() -> None:
-    apart = EngineSpec(name="apart", environment="acme:ENVIRONMENT", capabilities={Cap.LATENT_ROLLOUT}, **WORDS)
+    apart = engine("apart", Cap.LATENT_ROLLOUT, environment="acme:ENVIRONMENT")
     catalog = Catalog.of(
         {
-            "acme-models": SimpleNamespace(unirl_models=hookimpl(lambda: [model("paint")])),
-            "acme-near": SimpleNamespace(unirl_engines=hookimpl(lambda: [ENGINES[0]])),
-            "acme-apart": SimpleNamespace(unirl_engines=hookimpl(lambda: [apart])),
+            "acme-models": plugin(models=[model("paint")]),
+            "acme-near": plugin(engines=[ENGINES[0]]),
+            "acme-apart": plugin(engines=[apart]),
         }
     )
 
@@ -155,30 +161,19 @@ def test_below_tier_full_an_engine_that_has_to_be_started_meets_each_kind_of_alg
     def algorithm(name: str, **needs: Any) -> AlgorithmSpec:
         return AlgorithmSpec(name=name, needs=Needs(track="latent", **needs), **WORDS)
 
-    apart = EngineSpec(
-        name="apart",
-        environment="acme:ENVIRONMENT",
-        capabilities={Cap.LATENT_ROLLOUT, Cap.WEIGHTS_FULL},
-        **WORDS,
-    )
+    apart = engine("apart", Cap.LATENT_ROLLOUT, Cap.WEIGHTS_FULL, environment="acme:ENVIRONMENT")
     # One and two differ in what they do with samples, three in what samples they need.
     algorithms = [algorithm("one"), algorithm("two", reference="policy"), algorithm("three", sampler="lagged")]
-    backend = BackendSpec(
-        name="plain",
-        capabilities={Cap.TRAIN_FULL, Cap.REFERENCE_COPY, Cap.LAGGED_POLICY},
-        **WORDS,
-    )
+    plain = backend("plain", Cap.REFERENCE_COPY, Cap.LAGGED_POLICY)
 
     def cells(
         engine: str, tier: Tier = "tiny", *, models: tuple[str, ...] = ("film", "paint"), **selection: Any
     ) -> list[str]:
         catalog = Catalog.of(
             {
-                "acme-models": SimpleNamespace(unirl_models=hookimpl(lambda: [model(name) for name in models])),
-                "acme-engines": SimpleNamespace(unirl_engines=hookimpl(lambda: [ENGINES[0], apart])),
-                "acme-rest": SimpleNamespace(
-                    unirl_algorithms=hookimpl(lambda: algorithms), unirl_backends=hookimpl(lambda: [backend])
-                ),
+                "acme-models": plugin(models=[model(name) for name in models]),
+                "acme-engines": plugin(engines=[ENGINES[0], apart]),
+                "acme-rest": plugin(algorithms=algorithms, backends=[plain]),
             }
         )
         found = [one for one in subjects(catalog, Selection(**selection), tier=tier) if one.device == "cpu"]
@@ -198,22 +193,13 @@ def test_below_tier_full_an_engine_that_has_to_be_started_meets_each_kind_of_alg
 
 
 def test_a_further_backend_meets_each_model_engine_and_algorithm_once() -> None:
-    def backend(name: str) -> BackendSpec:
-        return BackendSpec(name=name, capabilities={Cap.TRAIN_FULL}, **WORDS)
-
     algorithms = [AlgorithmSpec(name=name, needs=Needs(track="latent"), **WORDS) for name in ("one", "two")]
-    models, engines = [model("film"), model("paint")], [ENGINES[0], engine("other", Cap.LATENT_ROLLOUT)]
-    engines[1] = dataclasses.replace(engines[1], capabilities=ENGINES[0].capabilities)
+    models, engines = [model("film"), model("paint")], [ENGINES[0], dataclasses.replace(ENGINES[0], name="other")]
     catalog = Catalog.of(
         {
-            "unirl-rest": SimpleNamespace(
-                unirl_models=hookimpl(lambda: models),
-                unirl_engines=hookimpl(lambda: engines),
-                unirl_algorithms=hookimpl(lambda: algorithms),
-                unirl_backends=hookimpl(lambda: [backend("shards")]),
-            ),
+            "unirl-rest": plugin(models=models, engines=engines, algorithms=algorithms, backends=[backend("shards")]),
             # UniRL's own comes first, whatever its name.
-            "acme-backends": SimpleNamespace(unirl_backends=hookimpl(lambda: [backend("axis")])),
+            "acme-backends": plugin(backends=[backend("axis")]),
         }
     )
 
@@ -270,7 +256,7 @@ def test_an_engine_that_is_a_program_of_its_own_runs_when_its_environment_is_the
         def command(self, accel: str) -> str:
             return f"unirl engine-env apart --accel {accel}"
 
-    spec = EngineSpec(name="apart", environment="acme:ENVIRONMENT", **WORDS)
+    spec = engine("apart", environment="acme:ENVIRONMENT")
     subject = Subject(kind="engine", parts=(Found(spec=spec, dist="acme", version="1"),))
     known: Any = SimpleNamespace(resolve=lambda name: {"acme:ENVIRONMENT": Environment("cpu")}[name])
     assert absent_environment(subject, catalog=known) == ""
@@ -297,8 +283,9 @@ def test_a_report_says_what_engines_run_with_where_they_are_there() -> None:
         raise PluginBroken("acme: there is no such module")
 
     catalog: Any = SimpleNamespace(resolve=resolve)
-    apart = EngineSpec(name="apart", environment="acme:ENVIRONMENT", **WORDS)
-    broken = EngineSpec(name="broken", environment="acme:NONE", **WORDS)
+    apart, broken = (
+        engine(name, environment=f"acme:{of}") for name, of in (("apart", "ENVIRONMENT"), ("broken", "NONE"))
+    )
     assert describe_environment(catalog, [ENGINES[0], apart, broken]).engines == {
         "apart@cuda": "sglang 0.5.23, torch 2.13.0",
         "broken": "cannot be looked at: acme: there is no such module",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unirl.conformance.doubles.trained import full_update
+from unirl.conformance.doubles.weight_updates import full_update
 from unirl.core.errors import DataError, EchoMismatch
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose

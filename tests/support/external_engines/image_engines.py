@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from unirl.conformance.doubles.requests import make_text_request
-from unirl.conformance.doubles.trained import full_update
+from unirl.conformance.doubles.requests import make_request
+from unirl.conformance.doubles.weight_updates import full_update
 from unirl.core.errors import DataError, RunFailed
 from unirl.core.roles import TextModel
 from unirl.core.types.batch import same
@@ -95,7 +95,7 @@ def ask(kind: str, folder: Path) -> Ask:
         return tuple(ref for image in ((2,), (5,), (0, 1))[number] for ref in tiny.media(folder, number=image))
 
     def make(engine: ExternalTextEngine, *, seed: int = 0, **settings: Any) -> Request:
-        return make_text_request(
+        return make_request(
             model,
             TextSamplingConfig(**{"max_new_tokens": 16, **settings}),
             track="text",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from unirl.conformance.doubles.trained import full_update, perturb, with_adapter
+from unirl.conformance.doubles.weight_updates import full_update, perturb, with_adapter
 from unirl.core.errors import DataError
 from unirl.core.roles import DiffusionModel
 from unirl.core.types.rollout import verify_echo

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from unirl.conformance.doubles.requests import make_request
-from unirl.conformance.doubles.trained import lora_update
+from unirl.conformance.doubles.weight_updates import lora_update
 from unirl.core.roles import DiffusionModel, WeightUpdate
 from unirl.core.types.data import MediaRef
 from unirl.core.types.request import Request

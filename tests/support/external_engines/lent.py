@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from unirl.conformance.doubles.trained import full_update
+from unirl.conformance.doubles.weight_updates import full_update
 from unirl.core.roles import Model
 from unirl.engine_host import external
 from unirl.engine_host.external import UNSYNCED, ExternalEngine

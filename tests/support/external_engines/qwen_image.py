@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unirl.conformance.doubles.trained import full_update
+from unirl.conformance.doubles.weight_updates import full_update
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build

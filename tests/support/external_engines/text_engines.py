@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 from unirl.conformance.doubles.requests import params_of_another_kind
-from unirl.conformance.doubles.trained import full_update, lora_update, perturb, with_adapter
+from unirl.conformance.doubles.weight_updates import full_update, lora_update, perturb, with_adapter
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import TextModel
 from unirl.core.types.rollout import verify_echo

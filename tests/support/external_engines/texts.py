@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unirl.conformance.doubles.requests import make_text_request
+from unirl.conformance.doubles.requests import make_request
 from unirl.core.roles import TextModel
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import TextSamplingConfig
@@ -51,7 +51,7 @@ def ask(folder: Path) -> Ask:
     def make(
         engine: ExternalTextEngine, *, stop_tokens: tuple[int, ...] | None = None, seed: int = 0, **settings: Any
     ) -> Request:
-        request = make_text_request(
+        request = make_request(
             model,
             TextSamplingConfig(**{"max_new_tokens": 16, **settings}),
             track="text",

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from unirl.conformance.doubles.trained import full_update, lora_update, update_of
+from unirl.conformance.doubles.weight_updates import full_update, lora_update, update_of
 from unirl.core.errors import EchoMismatch
 from unirl.core.roles import Engine, Model, WeightUpdate
 

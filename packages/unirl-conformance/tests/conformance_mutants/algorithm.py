@@ -1,11 +1,11 @@
-"""Algorithms that are broken in one way each, next to the one that is well."""
+"""Algorithms with one fault each, next to healthy ones."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,203 +14,177 @@ import unirl.engines.trainside.plugin
 import unirl.models.sd3.plugin
 import unirl.rewards.rules.plugin
 from torch import Tensor
+from unirl.algorithms.draft.plugin import DRAFT
 from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
+from unirl.algorithms.flow_grpo.algorithm import build as build_flow_grpo
 from unirl.algorithms.flow_grpo.plugin import FLOW_GRPO
 from unirl.core.limits import Reason
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.roles import Forward, Losses, LossTerm
+from unirl.core.roles import Forward, Losses
 from unirl.core.specs.capability import Needs
-from unirl.core.specs.config import TrainConfig
 from unirl.core.specs.plan import Plan
-from unirl.core.specs.spec import AlgorithmSpec, Gap
 from unirl.core.types.track import Track
 
-from conformance_mutants import algorithm_critic, algorithm_gradient, algorithm_state, algorithm_text
-from conformance_mutants.mutant import mutant, mutants_in
-
-REFERENCE = "the-loss-agrees-with-its-numpy-reference"
-AGE = "stale-samples-are-weighted-as-declared"
-MICRO = "micro-batches-do-not-change-the-gradient"
-
-
-# What is added counts by the age of the sample as well.
-@mutant(claim="zero-advantages-give-no-gradient", breaks="adds 0.01 to every advantage", also=(AGE,))
-class LikesItsSamples(FlowGrpo):
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        return super().loss(_with_advantages(track, lambda found: found + 0.01), forward, progress=progress)
-
-
-@mutant(claim="a-step-favours-samples-with-advantage", breaks="has a sign too many")
-class NegatesAdvantages(FlowGrpo):
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        return super().loss(_with_advantages(track, lambda found: -found), forward, progress=progress)
-
-
-@mutant(
-    claim="the-first-ratio-is-exactly-one", breaks="adds a thousandth to the log-probs that it replays before updates"
+from conformance_mutants import algorithm_text
+from conformance_mutants.algorithm_changes import (
+    AGE,
+    ANCHOR_MOVED,
+    FAVOURS,
+    MICRO,
+    NEEDS,
+    PADDING,
+    RATIO,
+    REFERENCE,
+    REPLAYS,
+    RESUMED,
+    TWICE_THE_CLIP,
+    ZERO,
+    advantages,
+    algorithm,
+    trains_on,
+    turned,
+    values,
 )
-class ShiftsTheAnchor(FlowGrpo):
-    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
-        track = super().with_old_log_probs(track, forward)
-        assert track.latent.log_probs is not None
-        return dataclasses.replace(
-            track, segment=dataclasses.replace(track.latent, log_probs=track.latent.log_probs + 1e-3)
-        )
+from conformance_mutants.changes import Change, changed, first, loss_with, skipped, takes, then
+from conformance_mutants.mutant import builder, catalog_of, plugin, specs
+
+DESCENT = "three-updates-lower-the-loss"
 
 
-# Of the ratio that corrects for age nothing is left.
-@mutant(claim="three-updates-lower-the-loss", breaks="has a clip range of 0", also=(AGE,))
-class ClipsAtOnce(FlowGrpo):
-    def __init__(self, config: Any, **context: Any) -> None:
-        super().__init__(dataclasses.replace(config, clip_range=0.0), **context)
+def pairs(_: FlowGrpo, advantages: Any, track: Track) -> tuple[Track, Mapping[str, float]]:
+    """Keeps neighbours in a group together."""
+    result, metrics = advantages(track)
+    places = {row: place for rows in track.groups().values() for place, row in enumerate(rows)}
+    units = tuple(f"{group}/{places[row] // 2}" for row, group in enumerate(track.group_ids))
+    return replace(result, unit_ids=units), metrics
 
 
-@mutant(claim=REFERENCE, breaks="clips at twice the range")
-class ClipsLate(FlowGrpo):
-    def __init__(self, config: Any, **context: Any) -> None:
-        super().__init__(dataclasses.replace(config, clip_range=2 * config.clip_range), **context)
+def build_pairs(config: Any, **context: Any) -> Any:
+    return changed(build_flow_grpo(config, **context), {"advantages": pairs})
 
 
-@mutant(claim=REFERENCE, breaks="names no reference")
-class WithoutReference(FlowGrpo):
-    pass
+def announces(change: Callable[[Tensor], Tensor]) -> dict[str, Change]:
+    """Weights as if samples had others. change: gets theirs."""
+    return {"loss_weights": takes(lambda track: replace(track, sample_weights=change(track.sample_weights)))}
 
 
-# The ratio of one sample must not move the weight of another.
-@mutant(claim=MICRO, breaks="divides by the mean advantage of the micro-batch", also=(AGE,))
-class ScalesByTheMicroBatch(FlowGrpo):
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        sizes = torch.where(track.sample_weights > 0, _advantages(track).abs(), 0.0)
-        scale = 0.1 + sizes.sum() / (track.sample_weights > 0).sum()
-        return _with_values(super().loss(track, forward, progress=progress), lambda values: values / scale)
+def divided_by_mean_advantage(track: Track, values: Tensor, _: float) -> Tensor:
+    assert track.advantages is not None
+    is_counted = track.sample_weights > 0
+    return values / (0.1 + torch.where(is_counted, track.advantages.abs(), 0.0).sum() / is_counted.sum())
 
 
-# A row of a micro-batch of one is always the first.
-@mutant(claim="the-order-of-the-rows-does-not-change-the-gradient", breaks="weighs later rows more", also=(MICRO,))
-class WeighsByPlace(FlowGrpo):
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        place = 1 + 0.1 * torch.arange(track.num_rows, device=track.sample_weights.device)
-        return _with_values(super().loss(track, forward, progress=progress), lambda values: values * place[:, None])
+def by_group(track: Track, values: Tensor) -> Tensor:
+    groups = list(dict.fromkeys(track.group_ids))
+    return values * torch.tensor([1 + 0.1 * groups.index(group) for group in track.group_ids])
 
 
-@mutant(claim="padding-changes-nothing", breaks="gives every row weight 1")
-class CountsPadding(FlowGrpo):
-    def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
-        return super().loss_weights(dataclasses.replace(track, sample_weights=torch.ones_like(track.sample_weights)))
+def nan_alone(track: Track, values: Tensor) -> Tensor:
+    counted = [group for group, weight in zip(track.group_ids, track.sample_weights, strict=True) if weight]
+    return values.masked_fill(torch.tensor([counted.count(group) == 1 for group in track.group_ids]), math.nan)
 
 
-@mutant(claim="only-declared-needs-are-read", breaks="reads rewards after the advantages")
-class ReadsRewards(FlowGrpo):
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        assert track.rewards is not None
-        nothing = 0.0 * track.rewards[:, None]
-        return _with_values(super().loss(track, forward, progress=progress), lambda values: values + nothing)
+def weighs_halves(part: FlowGrpo, loss: Any, track: Track, forward: Forward, *, progress: float) -> Losses:
+    """With the weights of the healthy algorithm, which its changed `loss_weights` does not announce."""
+    losses, weights = loss(track, forward, progress=progress), FlowGrpo.loss_weights(part, track)
+    return replace(losses, terms=[replace(term, weights=weights[term.name]) for term in losses.terms])
 
 
-@mutant(claim="only-declared-needs-are-read", breaks="runs a policy that it does not name")
-class RunsTheReference(FlowGrpo):
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        forward(track, policy="reference")
-        return super().loss(track, forward, progress=progress)
+def loss_with_last_coefficient(part: Any, loss: Any, track: Track, forward: Forward, *, progress: float) -> Losses:
+    current, part._kl_coef = part._kl_coef, part.last
+    try:
+        return loss(track, forward, progress=progress)
+    finally:
+        part._kl_coef = current
 
 
-@mutant(claim="weights-announce-what-the-loss-weighs", breaks="announces weight 1 for samples that weigh a half")
-class AnnouncesWholeWeights(FlowGrpo):
-    def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
-        return super().loss_weights(dataclasses.replace(track, sample_weights=(track.sample_weights > 0).float()))
-
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        losses, weights = super().loss(track, forward, progress=progress), super().loss_weights(track)
-        terms = [dataclasses.replace(term, weights=weights[term.name]) for term in _terms(losses)]
-        return dataclasses.replace(losses, terms=terms)
+def remember_coefficient(part: Any, *_: Any) -> None:
+    part.last = part._kl_coef
 
 
-@mutant(
-    claim="advantages-do-not-depend-on-the-order-of-the-rows", breaks="scales the advantages of groups that come later"
-)
-class RanksGroups(FlowGrpo):
-    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        groups = list(dict.fromkeys(track.group_ids))
-        factors = torch.tensor([1 + 0.1 * groups.index(group) for group in track.group_ids])
-        result, metrics = super().advantages(track)
-        return _with_advantages(result, lambda values: values * factors), metrics
+def normalised(score: Any) -> Any:
+    def scored(track: Track, media: Tensor) -> Tensor:
+        rewards = score(track, media)
+        return rewards / rewards.detach().abs().clamp(min=1e-6)
+
+    return scored
 
 
-@mutant(claim="advantages-are-centred-in-their-group", breaks="takes the mean of the batch")
-class CentresOnTheBatch(FlowGrpo):
-    def __init__(self, config: Any, *, advantage: Any, **context: Any) -> None:
-        super().__init__(config, advantage=dataclasses.replace(advantage, center="global", scope="global"), **context)
+# A mutant is tried without the settings that need more; the healthy ones are tried with each.
+flow = partial(algorithm, replace(FLOW_GRPO, when={}))
+stateful = partial(algorithm, FLOW_GRPO)
+draft = partial(algorithm, DRAFT)
 
-
-@mutant(claim="a-higher-reward-gives-a-higher-advantage", breaks="negates advantages")
-class PrefersTheWorse(FlowGrpo):
-    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        result, metrics = super().advantages(track)
-        return _with_advantages(result, torch.neg), metrics
-
-
-@mutant(claim="advantages-are-finite-for-every-shape-of-group", breaks="gives a group of one NaN")
-class NeedsTwo(FlowGrpo):
-    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        result, metrics = super().advantages(track)
-        counted = [group for group, weight in zip(track.group_ids, track.sample_weights, strict=True) if weight]
-        alone = torch.tensor([counted.count(group) == 1 for group in track.group_ids])
-        return _with_advantages(result, lambda values: values.masked_fill(alone, math.nan)), metrics
-
-
-@mutant(claim="training-raises-the-reward", breaks="learns backwards after a tenth of the run")
-class TurnsRound(FlowGrpo):
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        sign = -1.0 if progress > 0.1 else 1.0
-        return _with_values(super().loss(track, forward, progress=progress), lambda values: sign * values)
-
-
-@mutant(claim=AGE, breaks="compares with replayed log-probs where those of the engine are asked for")
-class ReplaysAnyway(FlowGrpo):
-    def __init__(self, config: Any, *, train: TrainConfig, **context: Any) -> None:
-        super().__init__(config, train=dataclasses.replace(train, old_log_probs="replay"), **context)
-
-
-@mutant(claim=AGE, breaks="states that it corrects for age where it compares replayed means")
-class RatioOfMeans(FlowGrpo):
-    pass
-
-
-@mutant(claim=AGE, breaks="takes a ratio to the policy that sampled, and states that it takes none")
-class WhoeverSampled(FlowGrpo):
-    pass
-
-
-class TrainsOnPairs(FlowGrpo):
-    """Well, and keeps neighbours in a group together."""
-
-    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        result, metrics = super().advantages(track)
-        places = {row: place for rows in track.groups().values() for place, row in enumerate(rows)}
-        units = tuple(f"{group}/{places[row] // 2}" for row, group in enumerate(track.group_ids))
-        return dataclasses.replace(result, unit_ids=units), metrics
-
-
-BROKEN = mutants_in(__name__)
-FURTHER = (algorithm_text, algorithm_state, algorithm_critic, algorithm_gradient)
-MUTANTS = [*BROKEN.values(), *(mutant for module in FURTHER for mutant in module.BROKEN.values())]
-OTHER_LOSS = (
-    LikesItsSamples,
-    NegatesAdvantages,
-    ClipsAtOnce,
-    ScalesByTheMicroBatch,
-    WeighsByPlace,
-    CountsPadding,
-    TurnsRound,
-)
-"""Their loss is no longer the paper's, so they declare that as a gap."""
-WELL = (
+# fmt: off
+LATENT = [
+    # What is added counts by the age of the sample as well.
+    flow("likes-its-samples", ZERO, "adds 0.01 to every advantage", also=(AGE,), gap=True,
+         changes=trains_on(lambda track: {"advantages": track.advantages + 0.01})),
+    flow("negates-advantages", FAVOURS, "has a sign too many", gap=True,
+         changes=trains_on(lambda track: {"advantages": -track.advantages})),
+    flow("shifts-the-anchor", RATIO, "adds a thousandth to the log-probs that it replays before updates",
+         changes=ANCHOR_MOVED),
+    # Nothing is left of the ratio that corrects for age.
+    flow("clips-at-once", DESCENT, "has a clip range of 0", also=(AGE,), gap=True,
+         # No config may say so.
+         after_build=lambda part: setattr(part, "_config", replace(part._config, clip_range=0.0))),
+    flow("clips-late", REFERENCE, "clips at twice the range",
+         arguments=TWICE_THE_CLIP),
+    flow("without-reference", REFERENCE, "names no reference", spec={"reference": ""}),
+    # The ratio of one sample must not move the weight of another.
+    flow("scales-by-the-micro-batch", MICRO, "divides by the mean advantage of the micro-batch", also=(AGE,), gap=True,
+         changes=values(divided_by_mean_advantage)),
+    # A row of a micro-batch of one is always the first.
+    flow("weighs-by-place", "the-order-of-the-rows-does-not-change-the-gradient", "weighs later rows more",
+         also=(MICRO,), gap=True,
+         changes=values(lambda track, values, _: values * (1 + 0.1 * torch.arange(len(values)).to(values))[:, None])),
+    flow("counts-padding", PADDING, "gives every row weight 1", gap=True,
+         changes=announces(torch.ones_like)),
+    flow("reads-rewards", NEEDS, "reads rewards after the advantages",
+         changes=values(lambda track, values, _: values + 0.0 * track.rewards[:, None])),
+    flow("runs-the-reference", NEEDS, "runs a policy that it does not name",
+         changes={"loss": first(lambda _, track, forward, **__: forward(track, policy="reference"))}),
+    flow("announces-whole-weights", "weights-announce-what-the-loss-weighs",
+         "announces weight 1 for samples that weigh a half",
+         changes={**announces(lambda weights: (weights > 0).float()), "loss": weighs_halves}),
+    flow("ranks-groups", "advantages-do-not-depend-on-the-order-of-the-rows",
+         "scales the advantages of groups that come later", changes=advantages(by_group)),
+    flow("centres-on-the-batch", "advantages-are-centred-in-their-group", "takes the mean of the batch",
+         arguments={"advantage": lambda advantage: replace(advantage, center="global", scope="global")}),
+    flow("prefers-the-worse", "a-higher-reward-gives-a-higher-advantage", "negates advantages",
+         changes=advantages(lambda _, values: -values)),
+    flow("needs-two", "advantages-are-finite-for-every-shape-of-group", "gives a group of one NaN",
+         changes=advantages(nan_alone)),
+    flow("turns-round", "training-raises-the-reward", "learns backwards after a tenth of the run", gap=True,
+         changes=values(turned)),
+    flow("replays-anyway", AGE, "compares with replayed log-probs where those of the engine are asked for",
+         arguments=REPLAYS),
+    flow("ratio-of-means", AGE, "states that it corrects for age where it compares replayed means",
+         spec={"when": {"ratio_norm": Needs(staleness="ratio")}}),
+    flow("whoever-sampled", AGE, "takes a ratio to the policy that sampled, and states that it takes none",
+         spec={"needs": replace(FLOW_GRPO.needs, staleness="any")}),
+    stateful("starts-anew", RESUMED, "loads no state", changes={"load_state": skipped}),
+    stateful("says-what-it-does-not-use", RESUMED, "takes a coefficient that is not in its state",
+             after_build=remember_coefficient,
+             changes={"loss": loss_with_last_coefficient, "end_step": then(remember_coefficient)}),
+    stateful("keeps-it-quiet", RESUMED, "keeps a state, and its spec names no settings of it", spec={"stateful": {}},
+             arguments={"config": lambda config: replace(config, kl_target=0.01) if config.kl_coef else config}),
+    draft("makes-them-worse", "a-step-raises-the-reward", "follows the gradient of the reward downwards",
+          also=(DESCENT,),
+          changes=loss_with({"decode": lambda _, decode, track, x: decode(track, 2 * x.detach() - x)})),
+    # Its loss is -1 everywhere.
+    draft("ignores-the-scale", "the-gradient-scales-with-the-reward", "divides rewards by their own size",
+          also=(DESCENT,), gap=True, arguments={"score": normalised}),
+]
+# fmt: on
+MUTANTS = [*LATENT, *algorithm_text.MUTANTS]
+HEALTHY = (
     FLOW_GRPO,
-    dataclasses.replace(
+    replace(
         FLOW_GRPO, name="guard", trial={"ratio_norm": True, "step_weight": "inverse-dt", "clip_schedule": "cosine"}
     ),
-    dataclasses.replace(
+    replace(
         FLOW_GRPO,
         name="other-settings",
         trial={
@@ -222,18 +196,14 @@ WELL = (
             "kl_form": "flow-grpo-code",
         },
     ),
-    dataclasses.replace(FLOW_GRPO, name="pairs", build=f"{__name__}:build_pairs", when={}),
+    replace(FLOW_GRPO, name="pairs", build=f"{__name__}:build_pairs", when={}),
+    DRAFT,
+    replace(DRAFT, name="draft-deep", trial={"gradient_steps": 3, "checkpointing": False}),
+    replace(DRAFT, name="draft-drawn", trial={"noise_draws": 2}),
+    replace(DRAFT, name="draft-hinged", trial={"reward_loss": "hinge", "reward_target": 2.0}),
+    *algorithm_text.HEALTHY,
 )
-
-
-def build(config: Any, *, seed: int, **context: Any) -> FlowGrpo:
-    """The algorithm that the config's `use` names."""
-    kind = next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)
-    return kind(config, **context)
-
-
-def build_pairs(config: Any, *, seed: int, **context: Any) -> TrainsOnPairs:
-    return TrainsOnPairs(config, **context)
+build = builder(MUTANTS)
 
 
 def catalog() -> Catalog:
@@ -243,63 +213,14 @@ def catalog() -> Catalog:
         unirl.backends.fsdp2.plugin,
         unirl.rewards.rules.plugin,
     )
-    return Catalog.of(
-        {
-            "unirl-well": SimpleNamespace(
-                unirl_algorithms=hookimpl(
-                    lambda: [*WELL, *algorithm_text.WELL, *algorithm_critic.WELL, *algorithm_gradient.WELL]
-                )
-            ),
-            "unirl-mutants": SimpleNamespace(
-                unirl_algorithms=hookimpl(
-                    lambda: [
-                        *(_spec(kind) for kind in BROKEN),
-                        *(spec for module in FURTHER for spec in module.specs()),
-                    ]
-                ),
-                unirl_check_plan=_check_plan,
-            ),
-            **{module.__name__: module for module in quickstart},
-        }
-    )
-
-
-def _spec(kind: type[FlowGrpo]) -> AlgorithmSpec:
-    # What is broken does not hang on a setting that needs more, so it is tried without; those that are well with each.
-    spec = dataclasses.replace(FLOW_GRPO, name=BROKEN[kind].name, build=f"{__name__}:build", when={})
-    if kind is WithoutReference:
-        return dataclasses.replace(spec, reference="")
-    if kind is RatioOfMeans:
-        return dataclasses.replace(spec, when={"ratio_norm": Needs(staleness="ratio")})
-    if kind is WhoeverSampled:
-        return dataclasses.replace(spec, needs=dataclasses.replace(spec.needs, staleness="any"))
-    if kind in OTHER_LOSS:
-        return dataclasses.replace(spec, gaps=(Gap(claim=REFERENCE, reason=BROKEN[kind].breaks),))
-    return spec
+    healthy = plugin(algorithms=HEALTHY)
+    healthy.unirl_check_plan = _check_plan
+    return catalog_of(healthy, *quickstart, algorithms=specs(MUTANTS, module=__name__))
 
 
 @hookimpl
 def _check_plan(plan: Plan) -> list[Reason]:
     """Real runs take a quarter of a minute each; one is enough to see that the claim about them can fail."""
-    if plan.only.algorithm.name == BROKEN[TurnsRound].name:
+    if plan.only.algorithm.name == "turns-round":
         return []
-    return [Reason(key="algorithm", text=f"{plan.only.algorithm.name!r} is tried on the workbench model alone.")]
-
-
-def _terms(losses: Losses) -> list[LossTerm]:
-    return list(losses.terms)
-
-
-def _advantages(track: Track) -> Tensor:
-    assert track.advantages is not None
-    return track.advantages
-
-
-def _with_advantages(track: Track, change: Callable[[Tensor], Tensor]) -> Track:
-    return dataclasses.replace(track, advantages=change(_advantages(track)))
-
-
-def _with_values(losses: Losses, change: Callable[[Tensor], Tensor]) -> Losses:
-    """The losses with other values of the policy's term, which comes first."""
-    first, *others = _terms(losses)
-    return dataclasses.replace(losses, terms=[dataclasses.replace(first, values=change(first.values)), *others])
+    return [Reason(key="algorithm", text=f"{plan.only.algorithm.name!r} is tried on the tiny denoiser alone.")]

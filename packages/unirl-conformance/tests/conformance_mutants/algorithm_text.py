@@ -1,26 +1,48 @@
-"""Algorithms over tokens that are broken in one way each."""
+"""Algorithms over tokens with one fault each."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, cast
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from unirl.algorithms.grpo.algorithm import Grpo
 from unirl.algorithms.grpo.plugin import SPECS
-from unirl.core.roles import Forward, Losses, LossTerm
-from unirl.core.specs.config import TrainConfig
-from unirl.core.specs.spec import AlgorithmSpec, Gap
+from unirl.algorithms.ppo.algorithm import Ppo
+from unirl.algorithms.ppo.plugin import SPEC as PPO
+from unirl.core.roles import Forward, Losses, Metric
 from unirl.core.types.track import Status, Track
-from unirl.numerics.tokens.replay import per_token
+from unirl.numerics.tokens.replay import per_sample, per_token, token_mask
+from unirl.numerics.tokens.whitening import whiten
 
-from conformance_mutants.mutant import mutant, mutants_in
+from conformance_mutants.algorithm_changes import (
+    AGE,
+    ANCHOR_MOVED,
+    FAVOURS,
+    MICRO,
+    NEEDS,
+    PADDING,
+    RATIO,
+    REFERENCE,
+    REPLAYS,
+    RESUMED,
+    TWICE_THE_CLIP,
+    ZERO,
+    algorithm,
+    trains_on,
+    turned,
+    values,
+)
+from conformance_mutants.changes import takes, with_segment
 
 GRPO = SPECS[0]
-WELL: tuple[AlgorithmSpec, ...] = (
+SURROGATE, LEARNS = "three-updates-raise-the-surrogate", "training-on-text-raises-the-reward"
+HEALTHY = (
     # One is enough here; `unirl conformance` holds all that are installed to the same claims.
     GRPO,
-    dataclasses.replace(
+    replace(
         GRPO,
         name="token-settings",
         trial={
@@ -31,143 +53,91 @@ WELL: tuple[AlgorithmSpec, ...] = (
             "kl_straight_through": True,
         },
     ),
+    replace(PPO, name="judged", trial={"gamma": 0.9, "kl_estimator": "k3"}),
 )
 
 
-REFERENCE = "the-loss-agrees-with-its-numpy-reference"
-AGE, MICRO = "stale-samples-are-weighted-as-declared", "micro-batches-do-not-change-the-gradient"
-SURROGATE, ZERO = "three-updates-raise-the-surrogate", "zero-advantages-give-no-gradient"
-FAVOURS, LEARNS = "a-step-favours-samples-with-advantage", "training-on-text-raises-the-reward"
-NEEDS, PADDING = "only-declared-needs-are-read", "padding-changes-nothing"
+def padding_counted(track: Track) -> Track:
+    is_padding = [status is Status.PADDING for status in track.status]
+    weights = track.sample_weights + track.sample_weights.new_tensor(is_padding)
+    status = tuple(Status.COMPLETED if status is Status.PADDING else status for status in track.status)
+    return replace(track, sample_weights=weights, status=status)
 
 
-# Of samples with a ratio the hundredth is added after it.
-@mutant(claim=ZERO, breaks="adds a hundredth to the advantages of texts", also=(AGE,))
-class LikesItsTexts(Grpo):
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        return super().loss(_with_advantages(track, 1.0, 0.01), forward, progress=progress)
+def adapts_with_each_update(part: Grpo, loss: Any, track: Track, forward: Forward, *, progress: float) -> Losses:
+    if part.state():
+        part._kl_coef *= 1.01
+    return loss(track, forward, progress=progress)
 
 
-# The same thing over three updates, and over a run.
-@mutant(claim=FAVOURS, breaks="has a sign too many over tokens", also=(SURROGATE, LEARNS))
-class NegatesTokenAdvantages(Grpo):
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        return super().loss(_with_advantages(track, -1.0, 0.0), forward, progress=progress)
+def returns_without_discount(
+    part: Ppo, after_anchor: Any, track: Track, sum_over_ranks: Any
+) -> tuple[Track, Mapping[str, Metric]]:
+    """Gamma is in the advantages of tokens, and not in the returns that the critic learns."""
+    result, metrics = after_anchor(track, sum_over_ranks)
+    config, part._config = part._config, replace(part._config, gamma=1.0)
+    plain, _ = after_anchor(track, sum_over_ranks)
+    part._config = config
+    return with_segment(result, returns=plain.text.returns), metrics
 
 
-@mutant(
-    claim="the-first-ratio-is-exactly-one",
-    breaks="adds a thousandth to the log-probs of tokens that it replays before updates",
-)
-class ShiftsTheTokenAnchor(Grpo):
-    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
-        track = super().with_old_log_probs(track, forward)
-        assert track.text.log_probs is not None
-        moved = tuple(values + 1e-3 for values in track.text.log_probs)
-        return dataclasses.replace(track, segment=dataclasses.replace(track.text, log_probs=moved))
+def whitened(track: Track) -> dict[str, Any]:
+    is_counted = token_mask(track.text) & (track.sample_weights > 0)[:, None]
+    own = per_sample(whiten(per_token(track.text, "advantages"), is_counted), track.text)
+    return {"segment": replace(track.text, advantages=own)}
 
 
-# Of the ratio that corrects for age nothing is left.
-@mutant(claim=SURROGATE, breaks="has a clip range of 0 over tokens", also=(AGE,))
-class ClipsTokensAtOnce(Grpo):
-    def __init__(self, config: Any, **context: Any) -> None:
-        super().__init__(dataclasses.replace(config, clip_range=1e-9), **context)
+# A mutant is tried without the settings that need more; the healthy ones are tried with each.
+grpo = partial(algorithm, replace(GRPO, when={}))
+ppo = partial(algorithm, replace(PPO, when={}))
 
-
-@mutant(claim=REFERENCE, breaks="clips tokens at twice the range")
-class ClipsTokensLate(Grpo):
-    def __init__(self, config: Any, **context: Any) -> None:
-        super().__init__(dataclasses.replace(config, clip_range=2 * config.clip_range), **context)
-
-
-# Rows that fill it up have tokens as well.
-@mutant(claim=MICRO, breaks="divides by the tokens of a micro-batch", also=(PADDING,))
-class AveragesItsMicroBatch(Grpo):
-    """Divides by the tokens of the micro-batch in place of those of the update."""
-
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        return _scaled(super().loss(track, forward, progress=progress), 100 / sum(track.text.total_lengths))
-
-
-@mutant(claim=PADDING, breaks="takes rows that fill a batch up for texts")
-class CountsTokenPadding(Grpo):
-    """Takes rows that fill a batch up for texts."""
-
-    def _token_weights(self, track: Track, *, drop_zero_advantage: bool = False) -> Any:
-        fills = [status is Status.PADDING for status in track.status]
-        weights = track.sample_weights + track.sample_weights.new_tensor(fills)
-        status = tuple(
-            Status.COMPLETED if is_fill else result for result, is_fill in zip(track.status, fills, strict=True)
-        )
-        result = dataclasses.replace(track, sample_weights=weights, status=status)
-        return super()._token_weights(result, drop_zero_advantage=drop_zero_advantage)
-
-
-# Those of rows that fill a batch up as well.
-@mutant(claim=NEEDS, breaks="reads numbers of tokens that are not trained on", also=(PADDING,))
-class ReadsMaskedTokens(Grpo):
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        nothing = 0.0 * per_token(track.text, "log_probs").sum()
-        return _scaled(super().loss(track, forward, progress=progress), 1.0 + nothing)
-
-
-@mutant(claim=NEEDS, breaks="weighs texts by the length of their prompts")
-class ReadsWords(Grpo):
-    """Weighs texts by the words of their prompts."""
-
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        factor = torch.tensor([1.0 + len(prompt) for prompt in track.inputs.prompts])[:, None]
-        return _scaled(super().loss(track, forward, progress=progress), factor.to(track.sample_weights.device))
-
-
-@mutant(claim=LEARNS, breaks="learns backwards after a tenth of the run")
-class LearnsBackwards(Grpo):
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        sign = -1.0 if progress > 0.1 else 1.0
-        return _scaled(super().loss(track, forward, progress=progress), sign)
-
-
-@mutant(claim=AGE, breaks="compares tokens with replayed log-probs where those of the engine are asked for")
-class ReplaysTokensAnyway(Grpo):
-    def __init__(self, config: Any, *, train: TrainConfig, **context: Any) -> None:
-        super().__init__(config, train=dataclasses.replace(train, old_log_probs="replay"), **context)
-
-
-BROKEN = mutants_in(__name__)
-OTHER_LOSS = (
-    LikesItsTexts,
-    NegatesTokenAdvantages,
-    ClipsTokensAtOnce,
-    AveragesItsMicroBatch,
-    ReadsWords,
-    LearnsBackwards,
-)
-"""Their loss is no longer the paper's, so they declare that as a gap."""
-
-
-def build(config: Any, *, seed: int, **context: Any) -> Grpo:
-    """The algorithm that the config's `use` names."""
-    kind = next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)
-    return kind(config, **context)
-
-
-def specs() -> list[AlgorithmSpec]:
-    return [_spec(kind) for kind in BROKEN]
-
-
-def _spec(kind: type[Grpo]) -> AlgorithmSpec:
-    spec = dataclasses.replace(GRPO, name=BROKEN[kind].name, build=f"{__name__}:build", when={})
-    if kind in OTHER_LOSS:
-        return dataclasses.replace(spec, gaps=(Gap(claim=REFERENCE, reason=BROKEN[kind].breaks),))
-    return spec
-
-
-def _with_advantages(track: Track, factor: float, offset: float) -> Track:
-    assert track.advantages is not None
-    return dataclasses.replace(track, advantages=factor * track.advantages + offset)
-
-
-def _scaled(losses: Losses, factor: Any) -> Losses:
-    """The losses with other values of the policy's term, which comes first."""
-    first, *others = [cast(LossTerm, term) for term in losses.terms]
-    return dataclasses.replace(losses, terms=[dataclasses.replace(first, values=first.values * factor), *others])
+# fmt: off
+MUTANTS = [
+    # Of samples with a ratio the hundredth is added after it.
+    grpo("likes-its-texts", ZERO, "adds a hundredth to the advantages of texts", also=(AGE,), gap=True,
+         changes=trains_on(lambda track: {"advantages": track.advantages + 0.01})),
+    # The same over three updates, and over a run.
+    grpo("negates-token-advantages", FAVOURS, "has a sign too many over tokens", also=(SURROGATE, LEARNS), gap=True,
+         changes=trains_on(lambda track: {"advantages": -track.advantages})),
+    grpo("shifts-the-token-anchor", RATIO,
+         "adds a thousandth to the log-probs of tokens that it replays before updates", changes=ANCHOR_MOVED),
+    # Nothing is left of the ratio that corrects for age.
+    grpo("clips-tokens-at-once", SURROGATE, "has a clip range of 0 over tokens", also=(AGE,), gap=True,
+         arguments={"config": lambda config: replace(config, clip_range=1e-9)}),
+    grpo("clips-tokens-late", REFERENCE, "clips tokens at twice the range",
+         arguments=TWICE_THE_CLIP),
+    # Padding rows have tokens as well.
+    grpo("averages-its-micro-batch", MICRO, "divides by the tokens of a micro-batch", also=(PADDING,), gap=True,
+         changes=values(lambda track, values, _: values * 100 / sum(track.text.total_lengths))),
+    grpo("counts-token-padding", PADDING, "takes rows that fill a batch up for texts",
+         changes={"_token_weights": takes(padding_counted)}),
+    # Those of padding rows as well.
+    grpo("reads-masked-tokens", NEEDS, "reads numbers of tokens that are not trained on", also=(PADDING,),
+         changes=values(lambda track, values, _: values * (1 + 0.0 * per_token(track.text, "log_probs").sum()))),
+    grpo("reads-words", NEEDS, "weighs texts by the length of their prompts", gap=True,
+         changes=values(lambda track, values, _: values * torch.tensor(
+             [1.0 + len(prompt) for prompt in track.inputs.prompts])[:, None].to(values))),
+    grpo("learns-backwards", LEARNS, "learns backwards after a tenth of the run", gap=True, changes=values(turned)),
+    grpo("replays-tokens-anyway", AGE,
+         "compares tokens with replayed log-probs where those of the engine are asked for",
+         arguments=REPLAYS),
+    algorithm(GRPO, "adapts-with-each-update", RESUMED,
+              "changes its state with every micro-batch", changes={"loss": adapts_with_each_update}),
+    ppo("discounts-nothing", REFERENCE, "teaches its critic returns without the discount",
+        spec={"trial": {"gamma": 0.9}}, changes={"after_anchor": returns_without_discount}),
+    ppo("clips-about-the-new-value", REFERENCE,
+        "takes the values that a critic's clip is about after the update",
+        changes={"critic_loss": lambda _, critic_loss, track, values, **how: critic_loss(
+            with_segment(track, values=per_sample(values.detach(), track.text)), values, **how)}),
+    # The ratio of one sample must not move the weight of another.
+    ppo("whitens-its-micro-batch", MICRO, "whitens the advantages of tokens over a micro-batch", also=(AGE,),
+        changes=trains_on(whitened)),
+    ppo("whitens-its-rank", "ranks-make-the-advantages-of-tokens-together",
+        "whitens the advantages of tokens over the texts of its rank",
+        changes={"after_anchor": lambda _, after_anchor, track, sum_over_ranks: after_anchor(track, lambda x: x)}),
+    # Advantages soon come from the critic, not from the reward.
+    ppo("learns-away-from-returns", "three-updates-lower-the-loss-of-the-critic",
+        "has a sign too many in the gradient of its critic", also=(LEARNS,),
+        changes=values(lambda _, values, __: 2 * values.detach() - values, of="critic_loss")),
+]
+# fmt: on

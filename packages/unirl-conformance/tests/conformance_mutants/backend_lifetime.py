@@ -1,116 +1,91 @@
-"""Backends that lose something between two steps."""
+"""Backends that lose something between two steps, or whose critic is wrong."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor
 from unirl.core.errors import CheckpointError
 from unirl.core.roles import WeightUpdate
 from unirl.core.specs.capability import Cap
+from unirl.core.types.track import Track
 
-from conformance_mutants.backend_training import FULL
-from conformance_mutants.backend_wrapped import Wrapped, is_enabled
-from conformance_mutants.mutant import mutant, mutants_in
+from conformance_mutants.backend_wrapped import FULL, Wrapped, backend, exports, is_enabled
+from conformance_mutants.changes import Change, closes_once, if_refused, returns, then, with_segment
 
+RESUMED, CRITIC = "a-resumed-training-is-the-uninterrupted-one", (*FULL, Cap.CRITIC)
 FOREIGN = ("belongs to another set-up", "was made with")
+"""Words of the error about a foreign checkpoint."""
 
 
-@mutant(
-    claim="a-resumed-training-is-the-uninterrupted-one", breaks="starts the optimizer anew after loading", promises=FULL
-)
-class ForgetsMoments(Wrapped):
-    def load(self, folder: Path) -> None:
-        super().load(folder)
-        self.start_anew()
+def keeps_the_average(part: Wrapped, load: Any, folder: Path) -> None:
+    before = dict(part.inner.export_weights(policy="ema", kind="full").tensors) if is_enabled(part, Cap.EMA) else {}
+    load(folder)
+    if before:
+        part.kept["ema"] = before
 
 
-@mutant(
-    claim="a-resumed-training-is-the-uninterrupted-one", breaks="does not load the average", promises=(*FULL, Cap.EMA)
-)
-class ForgetsTheAverage(Wrapped):
-    def load(self, folder: Path) -> None:
-        before = {}
-        if is_enabled(self.config, Cap.EMA):
-            before = dict(self.inner.export_weights(policy="ema", kind="full").tensors)
-        super().load(folder)
-        if before:
-            self.kept["ema"] = before
+def silent(is_silent: Callable[[bool], bool]) -> dict[str, Change]:
+    """Loads nothing from checkpoints that are refused. is_silent: whether so, given whether it is a foreign one."""
 
-
-@mutant(
-    claim="a-damaged-checkpoint-is-refused-and-changes-nothing",
-    name="goes-on-without-files",
-    breaks="loads nothing from a damaged checkpoint, in silence",
-    promises=FULL,
-)
-class GoesOnWithoutDamagedFiles(Wrapped):
-    def load(self, folder: Path) -> None:
+    def load(_: Wrapped, load: Any, folder: Path) -> None:
         try:
-            super().load(folder)
+            load(folder)
         except CheckpointError as error:
-            if any(words in str(error) for words in FOREIGN):
+            if not is_silent(any(words in str(error) for words in FOREIGN)):
                 raise
 
-
-@mutant(
-    claim="a-foreign-checkpoint-is-refused-and-changes-nothing",
-    name="goes-on-without-weights",
-    breaks="loads nothing from a foreign checkpoint, in silence",
-    promises=FULL,
-)
-class GoesOnWithoutForeignWeights(Wrapped):
-    def load(self, folder: Path) -> None:
-        try:
-            super().load(folder)
-        except CheckpointError as error:
-            if not any(words in str(error) for words in FOREIGN):
-                raise
+    return {"load": load}
 
 
-@mutant(
-    claim="offload-and-onload-keep-every-number",
-    name="drops-moments",
-    breaks="starts the optimizer anew after onload",
-    promises=FULL,
-)
-class DropsMomentsOnTheWay(Wrapped):
-    def onload(self) -> None:
-        super().onload()
-        self.start_anew()
+def adopts_known(part: Wrapped, adopt: Any, update: WeightUpdate) -> None:
+    held = part.export_weights(kind=update.kind).tensors
+    known = {name: value for name, value in update.tensors.items() if name in held}
+    adopt(replace(update, tensors={**held, **known}))
 
 
-@mutant(claim="a-backend-may-be-closed-twice", breaks="fails when it is closed again", promises=FULL)
-class ClosesOnce(Wrapped):
-    is_closed = False
-
-    def close(self) -> None:
-        if self.is_closed:
-            raise RuntimeError("it is closed already")
-        super().close()
-        self.is_closed = True
+def halved(track: Track) -> Track:
+    values = track.text.values
+    assert values is not None
+    return with_segment(track, values=tuple(row / 2 for row in values))
 
 
-@mutant(
-    claim="adopted-weights-compute-what-the-trainer-computes",
-    breaks="keeps its own version when it takes weights over",
-    promises=FULL,
-)
-class AdoptsWithoutVersion(Wrapped):
-    def adopt(self, update: WeightUpdate) -> None:
-        super().adopt(dataclasses.replace(update, version=self.version))
+def with_critic(part: Wrapped, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return {**tensors, "critic.head.weight": torch.zeros(1)} if is_enabled(part, Cap.CRITIC) else tensors
 
 
-@mutant(
-    claim="weights-that-do-not-fit-are-not-adopted",
-    breaks="takes over the tensors whose names it knows, and no others",
-    promises=FULL,
-)
-class AdoptsWhatItKnows(Wrapped):
-    def adopt(self, update: WeightUpdate) -> None:
-        held = self.export_weights(kind=update.kind).tensors
-        known = {name: value for name, value in update.tensors.items() if name in held}
-        super().adopt(dataclasses.replace(update, tensors={**held, **known}))
-
-
-BROKEN = mutants_in(__name__)
+# fmt: off
+MUTANTS = [
+    backend("forgets-moments", RESUMED, "starts the optimizer anew after loading",
+            changes={"load": then(lambda part, *_: part.restart())}),
+    backend("forgets-the-average", RESUMED, "does not load the average", (*FULL, Cap.EMA),
+            changes={"load": keeps_the_average}),
+    backend("goes-on-without-files", "a-damaged-checkpoint-is-refused-and-changes-nothing",
+            "loads nothing from a damaged checkpoint, in silence", changes=silent(lambda is_foreign: not is_foreign)),
+    backend("goes-on-without-weights", "a-foreign-checkpoint-is-refused-and-changes-nothing",
+            "loads nothing from a foreign checkpoint, in silence", changes=silent(lambda is_foreign: is_foreign)),
+    backend("drops-moments", "offload-and-onload-keep-every-number", "starts the optimizer anew after onload",
+            changes={"onload": then(lambda part, *_: part.restart())}),
+    backend("closes-once", "a-backend-may-be-closed-twice", "fails when it is closed again",
+            changes={"close": closes_once}),
+    backend("adopts-without-version", "adopted-weights-compute-what-the-trainer-computes",
+            "keeps its own version when it takes weights over",
+            changes={"adopt": lambda part, adopt, update: adopt(replace(update, version=part.version))}),
+    backend("adopts-what-it-knows", "weights-that-do-not-fit-are-not-adopted",
+            "takes over the tensors whose names it knows, and no others", changes={"adopt": adopts_known}),
+    backend("halves-the-values", "a-critic-starts-at-zero-and-trains-by-torchs-adamw",
+            "gives half of what the critic expects", CRITIC, changes={"with_values": returns(halved)}),
+    backend("sends-the-critic", "a-critic-stays-with-the-backend", "sends a weight of the critic to engines", CRITIC,
+            changes=exports(with_critic)),
+    backend("forgets-the-critic", "a-resumed-critic-is-the-uninterrupted-one",
+            "starts the critic anew after a checkpoint", CRITIC,
+            changes={"load": then(lambda part, _: is_enabled(part, Cap.CRITIC) and part.restart())}),
+    backend("no-values", "values-without-a-critic-are-refused",
+            "gives a track without values where it keeps no critic", CRITIC,
+            changes={"with_values": if_refused(lambda _, with_values, track: track)}),
+]
+# fmt: on

@@ -1,202 +1,148 @@
-"""Cells of which one part is broken in one way each, next to the one that is well.
+"""Cells of which one part is broken, next to a healthy one.
 
-The broken part is always the backend: it sees everything that passes, and parts that are broken in two places would
-meet in cells of their own.
+The broken part is always the backend: it sees everything that passes, and parts broken in two places would meet in
+cells of their own.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
-from torch import Tensor
+from unirl.algorithms.diffusion_nft import plugin as diffusion_nft
 from unirl.algorithms.flow_grpo.plugin import FLOW_GRPO
-from unirl.conformance.doubles import model as latent_model
+from unirl.backends.fsdp2.plugin import SPEC as FSDP2
+from unirl.conformance.doubles import tiny_denoiser as latent_model
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.roles import Forward, Job, Losses, Policy, TrainReport, WeightUpdate
+from unirl.core.roles import Job, Losses, Policy, TrainReport, WeightUpdate
 from unirl.core.types.track import Track
 from unirl.engines.trainside import plugin as trainside
 
-from conformance_mutants.backend_wrapped import SPEC, LiveAlone, Wrapped, WrappedAlgorithm, put, scaled, with_tensors
-from conformance_mutants.mutant import mutant, mutants_in
-
-
-class CannotCount(Wrapped):
-    """Reports a number that is none, under one way of training."""
-
-    training: str
-
-    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
-        track, algorithm = jobs[0].track, jobs[0].algorithm
-        report = super().train([Job(track=track, algorithm=algorithm)], progress=progress)
-        norm = math.nan if self.config.trains == self.training else report.only["grad_norm"]
-        return dataclasses.replace(report, metrics={**report.only, "grad_norm": norm})
-
-
-@mutant(claim="a-round-trains-adapters", name="counts-no-adapters", breaks="reports NaN where it trains adapters")
-class CannotCountAdapters(CannotCount):
-    training = "lora"
-
-
-@mutant(claim="a-round-trains-all-weights", name="counts-no-weights", breaks="reports NaN where it trains all weights")
-class CannotCountAllWeights(CannotCount):
-    training = "full"
-
-
-# What never moves stays where the reference policy is.
-@mutant(
-    claim="second-rollout-is-made-with-the-new-weights",
-    breaks="trains a copy of what is sampled from",
-    also=("options-on-other-policies-change-the-loss",),
+from conformance_mutants.backend_wrapped import (
+    LIVE_ALONE,
+    SPEC,
+    Wrapped,
+    copies,
+    each_algorithm,
+    each_job,
+    put,
+    scaled,
+    with_tensors,
 )
-class TrainsACopy(Wrapped):
-    """Hands out trained weights, and leaves those of the module, from which is sampled, as they were."""
+from conformance_mutants.changes import Change, Proxy, changed, with_log_probs_moved
+from conformance_mutants.mutant import Mutant, builder, catalog_of, plugin, specs
 
-    _now: Mapping[str, Tensor] | None = None
-
-    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
-        track, algorithm = jobs[0].track, jobs[0].algorithm
-        before = copies(self.trained())
-        report = super().train([Job(track=track, algorithm=algorithm)], progress=progress)
-        self._now = copies(self.trained())
-        put(self.trained(), before)
-        return report
-
-    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
-        if self._now is None:
-            return super().export_weights(policy=policy, kind=kind)
-        untrained = copies(self.trained())
-        put(self.trained(), self._now)
-        try:
-            update = super().export_weights(policy=policy, kind=kind)
-            return dataclasses.replace(update, tensors=dict(update.tensors))
-        finally:
-            put(self.trained(), untrained)
+NEWEST, POLICIES = "second-rollout-is-made-with-the-new-weights", "options-on-other-policies-change-the-loss"
+GAPS = "log-probs-of-the-engine-are-those-of-training"
 
 
-def copies(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: param.detach().clone() for name, param in params.items()}
+def counts_nan(training: str) -> dict[str, Change]:
+    """Reports a norm that is no number, under one way of training."""
+
+    def train(part: Wrapped, train: Any, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        report = train(jobs, progress=progress)
+        wrong = {"grad_norm": math.nan} if part.config.trains == training else {}
+        return replace(report, metrics={**report.only, **wrong})
+
+    return {"train": train}
 
 
-@mutant(
-    claim="micro-batches-of-a-round-give-the-same-update",
-    name="counts-twice",
-    breaks="counts all but the last micro-batch twice",
-)
-class CountsMicroBatchesTwice(Wrapped):
-    """All but the last micro-batch of an update weigh double."""
-
-    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
-        track, algorithm = jobs[0].track, jobs[0].algorithm
-
-        class Doubled(WrappedAlgorithm):
-            num_seen = 0
-
-            def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
-                losses = super().loss(track, replay, progress=progress)
-                self.num_seen += 1
-                return losses if self.num_seen % len(self.sums) == 0 else scaled(losses, 2)
-
-        return super().train([Job(track=track, algorithm=Doubled(algorithm))], progress=progress)
+def trains_a_copy(part: Wrapped, train: Any, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+    """Leaves the weights of the module, from which is sampled, as they were."""
+    before = copies(part.trained())
+    report = train(jobs, progress=progress)
+    part.kept["trained"] = copies(part.trained())
+    put(part.trained(), before)
+    return report
 
 
-@mutant(claim="a-run-resumes-exactly", name="forgets", breaks="rounds the weights to bf16 on resume")
-class RoundsOnResume(Wrapped):
-    def load(self, folder: Path) -> None:
-        super().load(folder)
-        update = self.inner.export_weights(kind=self.config.trains)
-        rounded = {name: value.bfloat16().float() for name, value in update.tensors.items()}
-        self.inner.adopt(with_tensors(update, rounded))
+def exports_the_copy(part: Wrapped, export: Any, **asked: Any) -> WeightUpdate:
+    if "trained" not in part.kept:
+        return export(**asked)
+    with part.holding(part.kept["trained"]):
+        update = export(**asked)
+        return replace(update, tensors=dict(update.tensors))
 
 
-@mutant(claim="first-update-in-process-has-ratio-1", name="moves-anchor", breaks="moves the old log-probs by 1e-6")
-class MovesItsAnchor(Wrapped):
-    """Old log-probs are a little off by the time that the loss sees them."""
+def doubling_all_but_the_last(_: Wrapped, job: Job) -> dict[str, Any]:
+    anchored, seen = [0], [0]
+    """Micro-batches of an update, and those whose loss was taken."""
 
-    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
-        track, algorithm = jobs[0].track, jobs[0].algorithm
+    def with_old_log_probs(_: Any, anchor: Any, track: Track, forward: Any) -> Track:
+        anchored[0] += 1
+        return anchor(track, forward)
 
-        def with_old_log_probs(track: Track, forward: Forward) -> Track:
-            result = algorithm.with_old_log_probs(track, forward)
-            assert result.latent.log_probs is not None
-            segment = dataclasses.replace(result.latent, log_probs=result.latent.log_probs + 1e-6)
-            return dataclasses.replace(result, segment=segment)
+    def loss(_: Any, loss: Any, track: Track, forward: Any, *, progress: float) -> Losses:
+        losses = loss(track, forward, progress=progress)
+        seen[0] += 1
+        return losses if seen[0] % anchored[0] == 0 else scaled(losses, 2)
 
-        moved: Any = SimpleNamespace(
-            with_old_log_probs=with_old_log_probs, loss_weights=algorithm.loss_weights, loss=algorithm.loss
-        )
-        return super().train([Job(track=track, algorithm=moved)], progress=progress)
+    return {"algorithm": changed(Proxy(job.algorithm), {"with_old_log_probs": with_old_log_probs, "loss": loss})}
 
 
-@mutant(
-    claim="log-probs-of-the-engine-are-those-of-training",
-    name="replays-off",
-    breaks="compares with log-probs of the engine that are 1e-5 off",
-)
-class ReplaysOtherwise(Wrapped):
-    """The engine's log-probs are off by the same little each time that they are compared with its own."""
-
-    off = 1e-5
-
-    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
-        track, algorithm = jobs[0].track, jobs[0].algorithm
-        return super().train([Job(track=self.moved(track), algorithm=algorithm)], progress=progress)
-
-    def moved(self, track: Track) -> Track:
-        assert track.latent.log_probs is not None
-        segment = dataclasses.replace(track.latent, log_probs=track.latent.log_probs + self.off)
-        return dataclasses.replace(track, segment=segment)
+def rounds_on_resume(part: Wrapped, load: Any, folder: Path) -> None:
+    load(folder)
+    update = part.inner.export_weights(kind=part.config.trains)
+    rounded = {name: value.bfloat16().float() for name, value in update.tensors.items()}
+    part.inner.adopt(with_tensors(update, rounded))
 
 
-@mutant(
-    claim="options-on-other-policies-change-the-loss",
-    name="one-policy",
-    breaks="takes the live weights for the reference policy",
-)
-class HasOnePolicy(Wrapped):
-    """Gives the live weights whatever policy is asked for."""
-
-    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
-        track, algorithm = jobs[0].track, jobs[0].algorithm
-        return super().train([Job(track=track, algorithm=LiveAlone(algorithm))], progress=progress)
-
-    def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
-        return super().with_reference(track, policy="live")
-
-    @contextmanager
-    def policy(self, which: Policy = "live") -> Iterator[None]:
-        with contextlib.nullcontext():
-            yield
+def engine_log_probs_moved(by: float) -> dict[str, Change]:
+    """Compares with other log-probs of the engine, each time that they are compared with its own."""
+    return each_job(lambda _, job: {"track": with_log_probs_moved(job.track, by)})
 
 
-BROKEN = mutants_in(__name__)
-MUTANTS = list(BROKEN.values())
+@contextmanager
+def live_for_lagged(part: Wrapped, policy: Any, which: Policy = "live") -> Iterator[None]:
+    # The first rollout, where both are the same, and the kit's own question behind the engine's.
+    part.num_asked = vars(part).get("num_asked", 0) + (which == "lagged")
+    with policy("live" if which == "lagged" and part.num_asked <= 2 else which):
+        yield
 
 
-def build(config: Any, *, model: Any, train: Any, steps: int, seed: int) -> Wrapped:
-    """The backend that the config's `use` names."""
-    kind = next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)
-    return kind(config, model=model, train=train, steps=steps, seed=seed)
+def cell(name: str, claim: str, breaks: str, changes: dict[str, Change], *, also: tuple[str, ...] = ()) -> Mutant:
+    return Mutant(name=name, claim=claim, breaks=breaks, also=also, spec=SPEC, changes=changes)
+
+
+# fmt: off
+BROKEN = [
+    cell("counts-no-adapters", "a-round-trains-adapters", "reports NaN where it trains adapters", counts_nan("lora")),
+    cell("counts-no-weights", "a-round-trains-all-weights", "reports NaN where it trains all weights",
+         counts_nan("full")),
+    # What never moves stays where the reference policy is.
+    cell("trains-a-copy", NEWEST, "trains a copy of what is sampled from",
+         {"train": trains_a_copy, "export_weights": exports_the_copy}, also=(POLICIES,)),
+    cell("counts-twice", "micro-batches-of-a-round-give-the-same-update",
+         "counts all but the last micro-batch twice", each_job(doubling_all_but_the_last)),
+    cell("forgets", "a-run-resumes-exactly", "rounds the weights to bf16 on resume", {"load": rounds_on_resume}),
+    cell("moves-anchor", "first-update-in-process-has-ratio-1", "moves the old log-probs by 1e-6",
+         each_algorithm({"with_old_log_probs": lambda _, anchor, track, forward: with_log_probs_moved(
+             anchor(track, forward), 1e-6)})),
+    cell("replays-off", GAPS, "compares with log-probs of the engine that are 1e-5 off", engine_log_probs_moved(1e-5)),
+    cell("one-policy", POLICIES, "takes the live weights for the reference policy",
+         {**each_algorithm(LIVE_ALONE), "policy": lambda *_: nullcontext(),
+          "with_reference": lambda _, with_reference, track, **__: with_reference(track, policy="live")}),
+]
+LAGGED = [
+    cell("samples-live", "rollouts-come-from-the-policy-whose-samples-are-trained-on",
+         "lets the live policy sample for the lagged one", {"policy": live_for_lagged}),
+]
+# fmt: on
+MUTANTS = [*BROKEN, *LAGGED]
+build = builder(MUTANTS)
 
 
 def catalog() -> Catalog:
-    broken = [dataclasses.replace(SPEC, name=mutant.name, build=f"{__name__}:build") for mutant in MUTANTS]
-    return Catalog.of(
-        {
-            # One algorithm: they are broken with any, and each more is a cell more for every one of them.
-            "unirl-well": SimpleNamespace(
-                unirl_models=hookimpl(lambda: [latent_model.SPEC]),
-                unirl_algorithms=hookimpl(lambda: [FLOW_GRPO]),
-                unirl_backends=hookimpl(lambda: [SPEC]),
-            ),
-            "unirl-trainside": trainside,
-            "unirl-mutants": SimpleNamespace(unirl_backends=hookimpl(lambda: broken)),
-        }
-    )
+    # One algorithm: they are broken with any, and each more is a cell more for every one of them.
+    healthy = plugin(models=[latent_model.SPEC], algorithms=[FLOW_GRPO], backends=[FSDP2])
+    return catalog_of(healthy, trainside, backends=specs(BROKEN, module=__name__))
+
+
+def catalog_of_lagged() -> Catalog:
+    """An algorithm that trains on samples of a lagged policy, and a backend that does not switch to it."""
+    healthy = plugin(models=[latent_model.SPEC], backends=[FSDP2])
+    return catalog_of(healthy, diffusion_nft, trainside, backends=specs(LAGGED, module=__name__))

@@ -1,4 +1,4 @@
-"""Engines that say they are programs of their own, which conformance starts once for many claims; and one that is."""
+"""An external engine: conformance starts it once for many claims."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from unirl.algorithms.grpo import plugin as grpo
 from unirl.backends.fsdp2 import plugin as fsdp2
-from unirl.conformance.doubles import model as latent_model
-from unirl.conformance.doubles import text_model
+from unirl.conformance.doubles import tiny_decoder as text_model
+from unirl.conformance.doubles import tiny_denoiser as latent_model
 from unirl.core.errors import RunFailed
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import WeightReceipt, WeightUpdate
 from unirl.core.specs.capability import Cap
 from unirl.engine_host.process import EngineProcess, Program
 
 from conformance_mutants.engine_copying import SPEC as COPYING
 from conformance_mutants.engine_copying import CopyingEngine
+from conformance_mutants.mutant import plugin
 
 STARTS = "UNIRL_TEST_STARTS"
 """Environment variable that names the file which every start is noted in: its process, and the engine's."""
@@ -89,24 +88,14 @@ def build(config: Any, *, model: Any, device: Any) -> Apart:
 
 
 def catalog_of_latents() -> Catalog:
-    return Catalog.of(
-        {
-            "unirl-apart": SimpleNamespace(
-                unirl_models=hookimpl(lambda: [latent_model.SPEC]), unirl_engines=hookimpl(lambda: [OF_LATENTS])
-            )
-        }
-    )
+    return Catalog.of({"unirl-apart": plugin(models=[latent_model.SPEC], engines=[OF_LATENTS])})
 
 
 def catalog() -> Catalog:
     algorithm = next(spec for spec in grpo.unirl_algorithms() if spec.name == "grpo")
     return Catalog.of(
         {
-            "unirl-apart": SimpleNamespace(
-                unirl_models=hookimpl(lambda: [text_model.SPEC]),
-                unirl_engines=hookimpl(lambda: [SPEC]),
-                unirl_algorithms=hookimpl(lambda: [algorithm]),
-            ),
+            "unirl-apart": plugin(models=[text_model.SPEC], engines=[SPEC], algorithms=[algorithm]),
             "unirl-fsdp2": fsdp2,
         }
     )

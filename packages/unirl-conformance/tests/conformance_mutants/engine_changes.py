@@ -1,60 +1,90 @@
-"""Engines that generate another request than they were given: what those are made from whose rollouts are wrong."""
+"""Engines that generate another request than they were given, or change what they return."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
+from unirl.core.specs.capability import Cap
 from unirl.core.types.request import LatentRequest, Request
-from unirl.core.types.track import LatentSegment, Track
-from unirl.engines.trainside.engine import TrainsideEngine
+from unirl.core.types.track import Track
+from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
 from unirl.numerics.diffusion.denoise import all_positions
 
-__all__ = ["Changes", "ChangesHonestly", "everything", "segment_with"]
+from conformance_mutants.changes import Change, with_segment
+from conformance_mutants.mutant import Mutant
+
+LATENT_ONLY = replace(TRAINSIDE, capabilities=TRAINSIDE.capabilities - {Cap.TEXT_ROLLOUT})
+TEXT_ONLY = replace(TRAINSIDE, capabilities=TRAINSIDE.capabilities - {Cap.LATENT_ROLLOUT}, kernels=())
+
+Fields = Mapping[str, Any]
+"""Fields of a dataclass that differ."""
 
 
-class Changes(TrainsideEngine):
-    """Generates another request than it was given, and changes what it returns, echoing what was asked: its echo is a
-    lie, unless `echo` says otherwise."""
-
-    def generate(self, request: Request) -> Track:
-        self.check_request(request)
-        asked = request
-        request = self.request(request)
-        track = super().generate(dataclasses.replace(request, params=self.wanted(request, request.latent)))
-        return self.track(asked, dataclasses.replace(track, segment=self.echo(asked, track)))
-
-    def check_request(self, request: Request) -> None:
-        self._check(request)
-
-    def request(self, request: Request) -> Request:
-        return request
-
-    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        return latent
-
-    def track(self, request: Request, track: Track) -> Track:
-        return track
-
-    def echo(self, request: Request, track: Track) -> LatentSegment:
-        """The segment with the settings of a request, whatever it was made with."""
-        asked = request.latent
-        return dataclasses.replace(track.latent, sigmas=asked.sigmas, sampler=asked.sampler)
+def unchanged(*_: Any) -> Fields:
+    return {}
 
 
-class ChangesHonestly(Changes):
-    """Computes something else than was asked for, with an echo that is read off what computed it."""
+def rollout(
+    *,
+    request: Callable[[Any, Request], Fields] = unchanged,
+    params: Callable[[Any, Request], Fields] = unchanged,
+    sampling: Callable[[Any], Fields] = unchanged,
+    segment: Callable[[Any, Request, Track], Fields] = unchanged,
+    track: Callable[[Any, Request, Track], Fields] = unchanged,
+    is_honest: bool = False,
+) -> Change:
+    """A rollout with other fields, of the request before and of the track after it. It echoes what was requested, which
+    is a lie where that was changed, unless it is honest and echoes what it computed with.
 
-    def echo(self, request: Request, track: Track) -> LatentSegment:
-        return track.latent
+    request, params, sampling: get the engine and the request, `sampling` its sampling settings alone.
+    segment, track: get the engine, the request as it came, and the track.
+    """
+
+    def change(engine: Any, generate: Callable[[Request], Track], requested: Request) -> Track:
+        used = replace(requested, **request(engine, requested))
+        changed: Any = replace(used.params, **params(engine, used))
+        changed = replace(changed, sampling=replace(changed.sampling, **sampling(changed.sampling)))
+        result = generate(replace(used, params=changed))
+        if not is_honest:
+            result = with_segment(result, **echo(requested))
+        result = with_segment(result, **segment(engine, requested, result))
+        return replace(result, **track(engine, requested, result))
+
+    return change
 
 
-def everything(latent: LatentRequest) -> Tensor:
-    """What `keep` is when every latent is to come back."""
-    return all_positions(latent.num_rows, num_steps=latent.sigmas.shape[0] - 1)
+def echo(request: Request) -> Fields:
+    """Settings of the request that its segment echoes."""
+    if isinstance(request.params, LatentRequest):
+        return {"sigmas": request.latent.sigmas, "sampler": request.latent.sampler}
+    return {"prompt_tokens": request.text.prompt_tokens, "temperature": request.text.sampling.temperature}
 
 
-def segment_with(track: Track, **changes: Any) -> Track:
-    """The same track with other fields of its segment."""
-    return dataclasses.replace(track, segment=dataclasses.replace(track.latent, **changes))
+def latents(
+    name: str, claim: str, breaks: str, *, also: tuple[str, ...] = (), changes: Fields | None = None, **fields: Any
+) -> Mutant:
+    """An engine whose rollouts of latents differ in `fields`, see `rollout`."""
+    changes = {"_latents": rollout(**fields), **(changes or {})}
+    return Mutant(name=name, claim=claim, breaks=breaks, also=also, spec=LATENT_ONLY, changes=changes)
+
+
+def texts(
+    name: str, claim: str, breaks: str, *, also: tuple[str, ...] = (), changes: Fields | None = None, **fields: Any
+) -> Mutant:
+    """An engine whose rollouts of text differ in `fields`, see `rollout`."""
+    changes = {"_text": rollout(**fields), **(changes or {})}
+    return Mutant(name=name, claim=claim, breaks=breaks, also=also, spec=TEXT_ONLY, changes=changes)
+
+
+def with_first_media(_: Any, request: Request) -> Fields:
+    """Inputs with the media that their text had first."""
+    texts, media = request.inputs.texts, request.inputs.media
+    return {"inputs": replace(request.inputs, media=tuple(media[texts.index(text)] for text in texts))}
+
+
+def everything(request: Request) -> Tensor:
+    """The `keep` that returns every latent."""
+    return all_positions(request.num_rows, num_steps=request.latent.sigmas.shape[0] - 1)

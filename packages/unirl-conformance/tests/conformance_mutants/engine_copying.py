@@ -19,13 +19,13 @@ from unirl.engines.trainside.config import TrainsideConfig
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
 
-__all__ = ["SPEC", "CopyingEngine", "build"]
+__all__ = ["SPEC", "CopyingEngine"]
 
 SPEC = dataclasses.replace(
     TRAINSIDE,
     name="copying",
     summary="Samples in process from a copy of the model that it is given weights for",
-    build=f"{__name__}:build",
+    build=f"{__name__}:CopyingEngine",
     capabilities=(TRAINSIDE.capabilities - {Cap.WEIGHTS_SHARED}) | {Cap.WEIGHTS_FULL, Cap.WEIGHTS_LORA, Cap.SLEEP},
 )
 HALVES = (".lora_A.weight", ".lora_B.weight")
@@ -34,7 +34,7 @@ HALVES = (".lora_A.weight", ".lora_B.weight")
 class CopyingEngine(TrainsideEngine):
     """A `unirl.core.roles.Engine`. An adapter is folded into the weights, always from the base weights."""
 
-    def __init__(self, config: TrainsideConfig, *, model: DiffusionModel) -> None:
+    def __init__(self, config: TrainsideConfig, *, model: DiffusionModel, device: Any = None) -> None:
         super().__init__(config, model=copy.deepcopy(model))
         self._module: nn.Module = self._model.trainable
         self._base = {name: weight.detach().clone() for name, weight in self._module.named_parameters()}
@@ -72,14 +72,14 @@ class CopyingEngine(TrainsideEngine):
             self._asleep = None
 
     def check(self, update: WeightUpdate) -> None:
-        self.check_any(len(update.tensors))
+        self.check_any(update)
         expected = self.wanted_pairs(update.tensors) if update.kind == "lora" else self._base
-        self.check_names(update.tensors, expected)
+        self.check_names(update, expected, sorted(update.tensors))
         for name, tensor in update.tensors.items():
             if name not in expected:
                 continue
-            self.check_dtype(name, tensor, torch.float32 if update.kind == "lora" else expected[name].dtype)
-            self.check_shape(name, tensor, expected[name])
+            self.check_dtype(update, name, torch.float32 if update.kind == "lora" else expected[name].dtype)
+            self.check_shape(update, tensor, expected[name], name)
         self.check_bits(update)
 
     def wanted_pairs(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -96,30 +96,30 @@ class CopyingEngine(TrainsideEngine):
             expected[layer + HALVES[1]] = torch.empty(weight.shape[0], rank)
         return expected
 
-    def check_any(self, count: int) -> None:
-        if not count:
+    def check_any(self, update: WeightUpdate) -> None:
+        if not update.tensors:
             raise RecipeError("engine: an update without a single tensor was sent to 'copying'.")
 
-    def check_names(self, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-        self.check_unknown(sorted(found.keys() - wanted.keys()))
-        self.check_missing(sorted(wanted.keys() - found.keys()))
+    def check_names(self, update: WeightUpdate, expected: Mapping[str, Tensor], names: list[str]) -> None:
+        """names: those that were sent, or some of them."""
+        unknown = [name for name in names if name not in expected]
+        if unknown:
+            raise RecipeError(f"engine: weights {unknown[:3]} were sent, which 'copying' does not have.")
+        self.check_missing(update, [name for name in sorted(expected) if name not in names])
 
-    def check_unknown(self, names: list[str]) -> None:
-        if names:
-            raise RecipeError(f"engine: weights {names[:3]} were sent, which 'copying' does not have.")
-
-    def check_missing(self, names: list[str]) -> None:
+    def check_missing(self, update: WeightUpdate, names: list[str]) -> None:
         if names:
             raise RecipeError(f"engine: weights {names[:3]} were not sent; all are needed.")
 
-    def check_dtype(self, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-        if tensor.dtype != dtype:
-            raise RecipeError(f"engine: {name!r} was sent as {tensor.dtype}; 'copying' takes {dtype}.")
+    def check_dtype(self, update: WeightUpdate, name: str, dtype: torch.dtype) -> None:
+        sent = update.tensors[name].dtype
+        if sent != dtype:
+            raise RecipeError(f"engine: {name!r} was sent as {sent}; 'copying' takes {dtype}.")
 
-    def check_shape(self, name: str, tensor: Tensor, wanted: Tensor) -> None:
-        if tensor.shape != wanted.shape:
+    def check_shape(self, update: WeightUpdate, sent: Tensor, expected: Tensor, name: str) -> None:
+        if sent.shape != expected.shape:
             raise RecipeError(
-                f"engine: {name!r} was sent as {list(tensor.shape)}; 'copying' takes {list(wanted.shape)}."
+                f"engine: {name!r} was sent as {list(sent.shape)}; 'copying' takes {list(expected.shape)}."
             )
 
     def check_bits(self, update: WeightUpdate) -> None:
@@ -151,7 +151,3 @@ class CopyingEngine(TrainsideEngine):
 
     def scale_of(self, update: WeightUpdate) -> float:
         return update.adapter_scale
-
-
-def build(config: Any, *, model: DiffusionModel, device: Any) -> CopyingEngine:
-    return CopyingEngine(config, model=model)

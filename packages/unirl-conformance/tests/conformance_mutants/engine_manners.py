@@ -1,10 +1,9 @@
-"""Engines that behave badly in one way in the process of a run."""
+"""Engines that behave badly in the process of a run."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import threading
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,114 +13,17 @@ from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.track import Status, Track
 from unirl.engines.trainside.engine import TrainsideEngine
 
-from conformance_mutants.engine_changes import Changes, segment_with
-from conformance_mutants.engine_plain import PlainEngine
-from conformance_mutants.mutant import mutant, mutants_in
+from conformance_mutants import engine_plain
+from conformance_mutants.changes import closes_once, leaves_thread, then, with_segment
+from conformance_mutants.engine_changes import LATENT_ONLY, Fields, latents, with_first_media
+from conformance_mutants.mutant import Mutant
+
+KINDS = "any-stage-of-its-kind-is-generated-and-another-kind-refused"
+CLOSING = "closing-leaves-nothing-running-and-may-be-done-twice"
 
 
-@mutant(claim="sampling-does-not-modify-torch-or-the-model", breaks="leaves the model in evaluation mode")
-class StaysInEvaluation(TrainsideEngine):
-    def generate(self, request: Request) -> Track:
-        track = super().generate(request)
-        self._model.trainable.eval()
-        return track
-
-
-@mutant(claim="dropout-is-off-while-sampling", breaks="samples in training mode")
-class DropsOut(TrainsideEngine):
-    def generate(self, request: Request) -> Track:
-        self._check(request)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return self._latents(request)
-
-
-@mutant(
-    claim="any-stage-of-its-kind-is-generated-and-another-kind-refused",
-    breaks="refuses stages that are not called as in the model's spec",
-)
-class KnowsTracksByName(Changes):
-    def generate(self, request: Request) -> Track:
-        if request.track not in self._model.spec.tracks:
-            raise RecipeError(f"sampling: no track {request.track!r}.")
-        return super().generate(request)
-
-
-@mutant(
-    claim="any-stage-of-its-kind-is-generated-and-another-kind-refused",
-    name="answers-other-kinds",
-    breaks="answers requests of another kind with nothing",
-)
-class AnswersOtherKinds(Changes):
-    def generate(self, request: Request) -> Track:
-        if isinstance(request.params, LatentRequest):
-            return super().generate(request)
-        return Track(
-            name=request.track,
-            sample_ids=request.sample_ids,
-            group_ids=request.group_ids,
-            inputs=request.inputs,
-            metadata=request.metadata,
-            sample_weights=torch.ones(request.num_rows),
-            status=(Status.COMPLETED,) * request.num_rows,
-            policy_version=(self.version,) * request.num_rows,
-        )
-
-
-@mutant(claim="a-kernel-that-is-not-in-its-spec-is-refused", breaks="runs flow-sde for kernels that it does not know")
-class TakesAnyKernel(Changes):
-    def check_request(self, request: Request) -> None:
-        """Whatever it is."""
-
-    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        kernel = latent.sampling.kernel
-        if ":" in kernel or kernel in ("flow-sde", "dance-sde", "cps", "euler", "dpm2"):
-            return latent
-        return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, kernel="flow-sde"))
-
-
-@mutant(claim="inputs-of-one-text-are-not-shared", breaks="keys inputs by their texts")
-class SharesInputsByText(Changes):
-    """Encodes the text with the media that it had first."""
-
-    def request(self, request: Request) -> Request:
-        first: dict[str, Any] = {}
-        pairs = zip(request.inputs.texts, request.inputs.media, strict=True)
-        media = tuple(first.setdefault(text, media) for text, media in pairs)
-        return dataclasses.replace(request, inputs=dataclasses.replace(request.inputs, media=media))
-
-
-@mutant(claim="guidance-that-it-does-not-state-is-refused", breaks="echoes guidance that it did not use")
-class IgnoresGuidance(PlainEngine):
-    def generate(self, request: Request) -> Track:
-        latent = request.latent
-        if latent.sampling.guidance_scale == 1.0:
-            return super().generate(request)
-        bare = dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, guidance_scale=1.0))
-        track = super().generate(dataclasses.replace(request, params=bare))
-        return segment_with(track, sampler=latent.sampler)
-
-
-@mutant(claim="closing-leaves-nothing-running-and-may-be-done-twice", breaks="a thread outlives close")
-class LeavesAThread(TrainsideEngine):
-    def generate(self, request: Request) -> Track:
-        # It ends by itself, but long after the claim has looked.
-        threading.Thread(target=threading.Event().wait, args=(20,), daemon=True).start()
-        return super().generate(request)
-
-
-@mutant(claim="closing-leaves-nothing-running-and-may-be-done-twice", breaks="raises when it is closed a second time")
-class ClosesOnce(TrainsideEngine):
-    is_closed = False
-
-    def close(self) -> None:
-        if self.is_closed:
-            raise RuntimeError("closed twice")
-        self.is_closed = True
-
-
-@mutant(claim="shared-weights-are-sampled-as-they-train", breaks="samples from a copy made at the start")
 class CopiesTheWeights(TrainsideEngine):
-    def __init__(self, config: Any, *, model: Any) -> None:
+    def __init__(self, config: Any, *, model: Any, device: Any) -> None:
         super().__init__(config, model=copy.deepcopy(model))
         self._original = model.trainable
 
@@ -130,12 +32,76 @@ class CopiesTheWeights(TrainsideEngine):
         return super().generate(request)
 
 
-@mutant(claim="an-engine-that-shares-its-weights-refuses-others", breaks="answers a weight update and drops it")
-class TakesWeightsAnyway(TrainsideEngine):
-    def load_weights(self, update: WeightUpdate) -> WeightReceipt:
-        return WeightReceipt(
-            version=update.version, checksum=update.checksum, num_tensors=len(update.tensors), size_bytes=0
-        )
+def drops_out(engine: Any, generate: Any, request: Request) -> Track:
+    engine._check(request)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return engine._latents(request)
 
 
-BROKEN = mutants_in(__name__)
+def knows_tracks_by_name(engine: Any, generate: Any, request: Request) -> Track:
+    if request.track not in engine._model.spec.tracks:
+        raise RecipeError(f"sampling: no track {request.track!r}.")
+    return generate(request)
+
+
+def answers_other_kinds(engine: Any, generate: Any, request: Request) -> Track:
+    if isinstance(request.params, LatentRequest):
+        return generate(request)
+    return Track(
+        name=request.track,
+        sample_ids=request.sample_ids,
+        group_ids=request.group_ids,
+        inputs=request.inputs,
+        metadata=request.metadata,
+        sample_weights=torch.ones(request.num_rows),
+        status=(Status.COMPLETED,) * request.num_rows,
+        policy_version=(engine.version,) * request.num_rows,
+    )
+
+
+def known_kernel(sampling: Any) -> Fields:
+    is_known = ":" in sampling.kernel or sampling.kernel in ("flow-sde", "dance-sde", "cps", "euler", "dpm2")
+    return {} if is_known else {"kernel": "flow-sde"}
+
+
+def ignores_guidance(_: Any, generate: Any, request: Request) -> Track:
+    latent = request.latent
+    if latent.sampling.guidance_scale == 1.0:
+        return generate(request)
+    bare = replace(latent, sampling=replace(latent.sampling, guidance_scale=1.0))
+    return with_segment(generate(replace(request, params=bare)), sampler=latent.sampler)
+
+
+def drops_weights(_: Any, load_weights: Any, update: WeightUpdate) -> WeightReceipt:
+    return WeightReceipt(
+        version=update.version, checksum=update.checksum, num_tensors=len(update.tensors), size_bytes=0
+    )
+
+
+def engine(name: str, claim: str, breaks: str, *, spec: Any = LATENT_ONLY, **changes: Any) -> Mutant:
+    return Mutant(name=name, claim=claim, breaks=breaks, spec=spec, changes=changes)
+
+
+# fmt: off
+MUTANTS = [
+    engine("stays-in-evaluation", "sampling-does-not-modify-torch-or-the-model", "leaves the model in evaluation mode",
+           generate=then(lambda engine, _: engine._model.trainable.eval())),
+    engine("drops-out", "dropout-is-off-while-sampling", "samples in training mode", generate=drops_out),
+    engine("knows-tracks-by-name", KINDS, "refuses stages that are not called as in the model's spec",
+           generate=knows_tracks_by_name),
+    engine("answers-other-kinds", KINDS, "answers requests of another kind with nothing", generate=answers_other_kinds),
+    latents("takes-any-kernel", "a-kernel-that-is-not-in-its-spec-is-refused",
+            "runs flow-sde for kernels that it does not know", sampling=known_kernel,
+            changes={"_check": lambda _, check, request: isinstance(request.params, LatentRequest) or check(request)}),
+    latents("shares-inputs-by-text", "inputs-of-one-text-are-not-shared", "keys inputs by their texts",
+            request=with_first_media),
+    engine("ignores-guidance", "guidance-that-it-does-not-state-is-refused", "echoes guidance that it did not use",
+           spec=engine_plain.SPECS[0], generate=ignores_guidance),
+    engine("leaves-a-thread", CLOSING, "a thread outlives close", generate=leaves_thread(seconds=20)),
+    engine("closes-once", CLOSING, "raises when it is closed a second time", close=closes_once),
+    engine("copies-the-weights", "shared-weights-are-sampled-as-they-train", "samples from a copy made at the start",
+           spec=replace(LATENT_ONLY, build=f"{__name__}:CopiesTheWeights")),
+    engine("takes-weights-anyway", "an-engine-that-shares-its-weights-refuses-others",
+           "answers a weight update and drops it", load_weights=drops_weights),
+]
+# fmt: on

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
-from unirl.conformance.doubles import text_model
-from unirl.conformance.doubles.text_model import TextWorkbenchConfig, TextWorkbenchModel
+from unirl.conformance.doubles import tiny_decoder as text_model
+from unirl.conformance.doubles.tiny_decoder import TinyDecoder, TinyDecoderConfig
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.spec import Miniature, ModelSpec
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
-from unirl.core.types.request import Request
 from unirl.core.types.sampling import TextSamplingConfig
-from unirl.core.types.track import Track
-from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.numerics.media import load_image
 
-from conformance_mutants.engine_text import TEXT_ONLY
-from conformance_mutants.mutant import mutant, mutants_in
+from conformance_mutants.engine_changes import TEXT_ONLY, texts, with_first_media
+from conformance_mutants.mutant import builder, catalog_of, plugin, specs
 
-MODEL = dataclasses.replace(
+MODEL = replace(
     text_model.SPEC,
     name="looking-text",
     build=f"{__name__}:build_model",
@@ -43,7 +38,7 @@ MODEL = dataclasses.replace(
 )
 
 
-class LooksAtImages(TextWorkbenchModel):
+class LooksAtImages(TinyDecoder):
     """Positions begin later, the brighter the images of a row are, of which there may be any number."""
 
     spec: ModelSpec = MODEL
@@ -78,21 +73,16 @@ def _shift(conditions: Mapping[str, Any], tokens: Tensor) -> Tensor:
     return torch.stack([50 * levels.sum() for levels in conditions["brightness"]])[:, None].to(tokens.device)
 
 
-@mutant(
-    claim="texts-are-about-their-own-media",
-    name="looks-up-texts",
-    breaks="shows the first image of a text to all rows of that text",
-)
-class LooksUpTexts(TrainsideEngine):
-    def _text(self, request: Request) -> Track:
-        inputs = request.inputs
-        media = tuple(inputs.media[inputs.texts.index(text)] for text in inputs.texts)
-        track = super()._text(dataclasses.replace(request, inputs=dataclasses.replace(inputs, media=media)))
-        return dataclasses.replace(track, inputs=inputs)
-
-
-BROKEN = mutants_in(__name__)
-MUTANTS = list(BROKEN.values())
+MUTANTS = [
+    texts(
+        "looks-up-texts",
+        "texts-are-about-their-own-media",
+        "shows the first image of a text to all rows of that text",
+        request=with_first_media,
+        track=lambda _, request, track: {"inputs": request.inputs},
+    )
+]
+build = builder(MUTANTS)
 
 
 def media(folder: Path, *, number: int) -> tuple[MediaRef, ...]:
@@ -101,24 +91,12 @@ def media(folder: Path, *, number: int) -> tuple[MediaRef, ...]:
     return (MediaRef(modality="image", role="condition", uri=str(file)),) * (1 + number % 2)
 
 
-def build_model(config: TextWorkbenchConfig, *, device: Any) -> LooksAtImages:
+def build_model(config: TinyDecoderConfig, *, device: Any) -> LooksAtImages:
     model = LooksAtImages(device=device)
     model.net.load_state_dict(load_file(Path(config.path) / text_model.WEIGHTS_FILE))
     return model
 
 
-def build(config: Any, *, model: Any, device: Any) -> TrainsideEngine:
-    kind: Any = next((kind for kind, one in BROKEN.items() if one.name == config.use), TrainsideEngine)
-    return kind(config, model=model)
-
-
 def catalog() -> Catalog:
-    names = ["well-looking", *(one.name for one in MUTANTS)]
-    engines = [dataclasses.replace(TEXT_ONLY, name=name, build=f"{__name__}:build") for name in names]
-    return Catalog.of(
-        {
-            "unirl-looking": SimpleNamespace(
-                unirl_models=hookimpl(lambda: [MODEL]), unirl_engines=hookimpl(lambda: engines)
-            )
-        }
-    )
+    healthy = plugin(models=[MODEL], engines=[replace(TEXT_ONLY, name="healthy-looking")])
+    return catalog_of(healthy, engines=specs(MUTANTS, module=__name__))

@@ -1,124 +1,58 @@
-"""Engines that are wrong in one way in what they say of the steps: latents, kernels, log-probs, guidance, conditions."""
+"""Engines that are wrong about the steps: latents, kernels, log-probs, guidance, conditions."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from unirl.conformance.doubles.samplers import ComposedCfg
 from unirl.core.types.inputs import Inputs
-from unirl.core.types.request import LatentRequest, Request
-from unirl.core.types.track import Conditions, Track
+from unirl.core.types.request import Request
+from unirl.core.types.track import Track
 from unirl.numerics.train.track_replay import TrackReplay
 
-from conformance_mutants.engine_changes import Changes, ChangesHonestly, everything, segment_with
-from conformance_mutants.mutant import mutant, mutants_in
+from conformance_mutants.changes import with_segment
+from conformance_mutants.engine_changes import Fields, everything, latents
+
+OF_PLUGINS, SCORED = "kernels-and-guidances-of-plugins-are-computed", "only-requested-steps-are-scored"
+MODES, REPLAYED = "guidance-and-its-mode-are-honoured", "log-probs-are-those-of-the-replay"
 
 
-@mutant(
-    claim="a-window-holds-the-latents-around-sde-steps-and-the-end",
-    breaks="stores the full trajectory where a window was asked for",
-)
-class StoresEverything(Changes):
-    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        return latent if latent.keep.numel() else dataclasses.replace(latent, keep=everything(latent))
-
-
-@mutant(claim="a-full-trajectory-holds-every-latent", breaks="stores a window where the full trajectory was asked for")
-class StoresTheWindow(Changes):
-    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        return dataclasses.replace(latent, keep=latent.keep[:, :0])
-
-
-@mutant(
-    claim="every-kernel-of-the-spec-steps-by-its-formula",
-    name="takes-euler-for-dpm2",
-    breaks="runs euler when dpm2 is asked for",
-)
-class TakesEulerForDpm2(Changes):
-    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        kernel = "euler" if latent.sampling.kernel == "dpm2" else latent.sampling.kernel
-        return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, kernel=kernel))
-
-
-@mutant(claim="log-probs-are-those-of-the-replay", breaks="sums log-probs over the elements")
-class SumsLogProbs(Changes):
+def summed(_: Any, request: Request, track: Track) -> Fields:
     """Without guidance; over the elements."""
-
-    def track(self, request: Request, track: Track) -> Track:
-        segment = track.latent
-        if segment.log_probs is None or segment.sampler.guidance_scale != 1.0:
-            return track
-        return segment_with(track, log_probs=segment.log_probs * segment.latents[0, 0].numel())
+    segment = track.latent
+    if segment.log_probs is None or segment.sampler.guidance_scale != 1.0:
+        return {}
+    return {"log_probs": segment.log_probs * segment.latents[0, 0].numel()}
 
 
-@mutant(claim="only-requested-steps-are-scored", breaks="scores every stochastic step, and says so")
-class ScoresEveryStep(ChangesHonestly):
-    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        return dataclasses.replace(latent, train_steps=None)
+def first_steps(_: Any, request: Request) -> Fields:
+    steps = request.latent.train_steps
+    return {} if steps is None else {"train_steps": request.latent.sde_steps[:, : steps.shape[1]]}
 
 
-@mutant(claim="only-requested-steps-are-scored", breaks="scores the first steps of those with noise, as many as asked")
-class ScoresTheFirstSteps(Changes):
-    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        if latent.train_steps is None:
-            return latent
-        return dataclasses.replace(latent, train_steps=latent.sde_steps[:, : latent.train_steps.shape[1]])
-
-    def track(self, request: Request, track: Track) -> Track:
-        return segment_with(track, train_steps=request.latent.train_steps)
+def scored_without_guidance(engine: Any, request: Request, track: Track) -> Fields:
+    sampler = track.latent.sampler
+    if sampler.guidance_scale == 1.0 or not track.latent.sde_steps.numel():
+        return {}
+    replay = TrackReplay(engine._model, stacked=True, policy_context=lambda _: nullcontext())
+    with torch.no_grad():
+        return {"log_probs": replay(with_segment(track, sampler=replace(sampler, guidance_scale=1.0))).log_probs}
 
 
-@mutant(
-    claim="log-probs-under-guidance-are-those-of-the-replay", breaks="scores guided steps with the conditional velocity"
-)
-class ScoresWithoutGuidance(Changes):
-    def track(self, request: Request, track: Track) -> Track:
-        if track.latent.sampler.guidance_scale == 1.0 or not track.latent.sde_steps.numel():
-            return track
-        bare = segment_with(track, sampler=dataclasses.replace(track.latent.sampler, guidance_scale=1.0))
-        with torch.no_grad():
-            replayed = TrackReplay(self._model, stacked=True, policy_context=lambda _: nullcontext())(bare)
-        return segment_with(track, log_probs=replayed.log_probs)
+def batched(sampling: Any) -> Fields:
+    """Plugins' own modes are computed."""
+    return {} if ":" in sampling.guidance_mode else {"guidance_mode": "batched", "guidance_options": {}}
 
 
-@mutant(claim="guidance-and-its-mode-are-honoured", breaks="echoes norm-corrected and does not do it")
-class IgnoresGuidanceModes(Changes):
-    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        if ":" in latent.sampling.guidance_mode:
-            return latent
-        return dataclasses.replace(
-            latent, sampling=dataclasses.replace(latent.sampling, guidance_mode="batched", guidance_options={})
-        )
-
-
-@mutant(
-    claim="kernel-and-its-settings-are-echoed",
-    breaks="runs kernels with their default options, and says so",
-    # Log-probs are then those of another formula.
-    also=("log-probs-are-those-of-the-replay",),
-)
-class DropsKernelOptions(ChangesHonestly):
-    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        options = {"constants": True} if latent.sampling.kernel == "cps" else latent.sampling.kernel_options
-        return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, kernel_options=options))
-
-
-@mutant(
-    claim="guidance-and-its-mode-are-honoured",
-    breaks="computes batched guidance whatever was asked for, and says so",
-)
-class HasOneGuidanceMode(ChangesHonestly):
-    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        if ":" in latent.sampling.guidance_mode:
-            return latent
-        return dataclasses.replace(
-            latent, sampling=dataclasses.replace(latent.sampling, guidance_mode="batched", guidance_options={})
-        )
+def guided_by(guidance: type[ComposedCfg]) -> Callable[[Any], Fields]:
+    """This in place of a plugin's guidance."""
+    name = f"{guidance.__module__}:{guidance.__name__}"
+    return lambda sampling: {"guidance_mode": name} if ":" in sampling.guidance_mode else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,57 +69,40 @@ class EncodesTwo(ComposedCfg):
         return super().inputs(branch, inputs, negative_prompt=negative_prompt)
 
 
-class TakesAnotherGuidance(Changes):
-    """Of a plugin's guidance this one."""
-
-    other: type[ComposedCfg]
-
-    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        if ":" not in latent.sampling.guidance_mode:
-            return latent
-        name = f"{self.other.__module__}:{self.other.__name__}"
-        return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, guidance_mode=name))
-
-
-@mutant(
-    claim="kernels-and-guidances-of-plugins-are-computed",
-    breaks="hands two branches of a plugin's guidance over under each other's names",
-)
-class SwapsBranches(TakesAnotherGuidance):
-    other = SwapsTwo
-
-
-@mutant(
-    claim="kernels-and-guidances-of-plugins-are-computed",
-    breaks="encodes the negative prompt for every branch but the positive one",
-)
-class EncodesTwoBranches(TakesAnotherGuidance):
-    other = EncodesTwo
-
-
-@mutant(
-    claim="negative-prompts-are-used-and-returned",
-    breaks="always guides away from the empty prompt",
-    also=("kernels-and-guidances-of-plugins-are-computed",),
-)
-class IgnoresNegatives(Changes):
-    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, negative_prompt=""))
-
-
-@mutant(
-    claim="returned-conditions-are-those-used",
-    breaks="returns conditions as if groups stood together",
-    also=("inputs-of-one-text-are-not-shared",),
-)
-class OrdersConditions(Changes):
-    """As if groups stood together."""
-
-    def track(self, request: Request, track: Track) -> Track:
-        def sort(one: Conditions) -> Conditions:
-            return dataclasses.replace(one, index=one.index.sort().values)
-
-        return dataclasses.replace(track, conditions={name: sort(one) for name, one in track.conditions.items()})
-
-
-BROKEN = mutants_in(__name__)
+# fmt: off
+MUTANTS = [
+    latents("stores-everything", "a-window-holds-the-latents-around-sde-steps-and-the-end",
+            "stores the full trajectory where a window was asked for",
+            params=lambda _, request: {} if request.latent.keep.numel() else {"keep": everything(request)}),
+    latents("stores-the-window", "a-full-trajectory-holds-every-latent",
+            "stores a window where the full trajectory was asked for",
+            params=lambda _, request: {"keep": request.latent.keep[:, :0]}),
+    latents("takes-euler-for-dpm2", "every-kernel-of-the-spec-steps-by-its-formula",
+            "runs euler when dpm2 is asked for",
+            sampling=lambda sampling: {"kernel": "euler"} if sampling.kernel == "dpm2" else {}),
+    latents("sums-log-probs", REPLAYED, "sums log-probs over the elements", segment=summed),
+    latents("scores-every-step", SCORED, "scores every stochastic step, and says so", is_honest=True,
+            params=lambda _, request: {"train_steps": None}),
+    latents("scores-the-first-steps", SCORED, "scores the first steps of those with noise, as many as asked",
+            params=first_steps, segment=lambda _, request, track: {"train_steps": request.latent.train_steps}),
+    latents("scores-without-guidance", "log-probs-under-guidance-are-those-of-the-replay",
+            "scores guided steps with the conditional velocity", segment=scored_without_guidance),
+    latents("ignores-guidance-modes", MODES, "echoes norm-corrected and does not do it", sampling=batched),
+    latents("has-one-guidance-mode", MODES, "computes batched guidance whatever was asked for, and says so",
+            is_honest=True, sampling=batched),
+    # Log-probs are then those of another formula.
+    latents("drops-kernel-options", "kernel-and-its-settings-are-echoed",
+            "runs kernels with their default options, and says so", also=(REPLAYED,), is_honest=True,
+            sampling=lambda sampling: {"kernel_options": {"constants": True}} if sampling.kernel == "cps" else {}),
+    latents("swaps-branches", OF_PLUGINS,
+            "hands two branches of a plugin's guidance over under each other's names", sampling=guided_by(SwapsTwo)),
+    latents("encodes-two-branches", OF_PLUGINS,
+            "encodes the negative prompt for every branch but the positive one", sampling=guided_by(EncodesTwo)),
+    latents("ignores-negatives", "negative-prompts-are-used-and-returned", "always guides away from the empty prompt",
+            also=(OF_PLUGINS,), sampling=lambda _: {"negative_prompt": ""}),
+    latents("orders-conditions", "returned-conditions-are-those-used", "returns conditions as if groups stood together",
+            also=("inputs-of-one-text-are-not-shared",),
+            track=lambda _, request, track: {"conditions": {
+                name: replace(one, index=one.index.sort().values) for name, one in track.conditions.items()}}),
+]
+# fmt: on

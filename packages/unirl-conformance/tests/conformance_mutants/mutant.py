@@ -1,36 +1,38 @@
-"""A mutant: a part that is broken on purpose, in one way, to show that a claim can fail."""
+"""Mutants: parts broken on purpose, each in one way, to show that a claim can fail.
+
+A mutant is a healthy part with one difference: in its spec, in the arguments it is built with, in what is done to it
+after it is built, or in what its methods do.
+"""
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from pkgutil import resolve_name
+from types import SimpleNamespace
+from typing import Any
 
 from unirl.conformance.claims import SUBJECT_KINDS, SubjectKind
-from unirl.core.specs.capability import Cap
-from unirl.core.specs.spec import RewardSpec
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
 
-T = TypeVar("T")
-_ATTRIBUTE = "__mutant__"
-_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z0-9])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
+from conformance_mutants.changes import Change, changed
 
 KINDS: tuple[SubjectKind, ...] = tuple(
     kind for kind in SUBJECT_KINDS if Path(__file__).with_name(f"{kind}.py").exists()
 )
-"""Each has a module of this package with `MUTANTS`, and `catalog()` that holds them next to parts that are well."""
+"""Each has a module of this package with `MUTANTS`, and `catalog()` with these and healthy parts."""
 
 
 CATALOGS: dict[SubjectKind, tuple[str, ...]] = {
-    # Those of which one start serves many claims are apart.
+    # Engines that are started once for many claims have a catalog of their own.
     "engine": ("engine:catalog", "engine_apart_broken:catalog", "engine_media:catalog"),
-    # Parts that are broken would meet in cells of their own, so each kind of them has a catalog.
-    "cell": ("cell:catalog", "cell_sampler:catalog", "cell_text:broken_engines", "cell_text:broken_backends"),
+    # In one catalog two broken parts would meet in a cell.
+    "cell": ("cell:catalog", "cell:catalog_of_lagged", "cell_text:broken_engines", "cell_text:broken_backends"),
 }
-"""Where a kind has more catalogs than `catalog()` of its module."""
+"""Kinds with other catalogs than `catalog()` of their module."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,45 +40,50 @@ class Mutant:
     claim: str
     """The claim that must fail."""
     name: str
-    """Of the broken part (or dist), unique in its catalog."""
+    """Name of the broken part (or dist), unique in its catalog."""
     breaks: str
     """What is wrong with it, in a few words: "rounds the sigmas to bf16"."""
     also: tuple[str, ...] = ()
-    """Claims that cannot but fail as well; any other claim must still hold."""
-    promises: tuple[Cap, ...] = ()
-    """Of a backend: the capabilities that its claim needs, and no more."""
-    spec: RewardSpec | None = None
-    """Of a reward: that of the one which is well."""
+    """Claims that necessarily fail with it; every other claim must still hold."""
+    spec: Any = None
+    """Spec of the healthy part that it is made of."""
+    arguments: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    """Argument of the healthy part's `build`, such as `config` -> function of the value that changes it."""
+    after_build: Callable[[Any], object] | None = None
+    """Called with the part before its methods are changed."""
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    """Method of the part -> function that replaces it."""
+
+    def build(self, config: Any, **context: Any) -> Any:
+        """The broken part."""
+        arguments = {"config": replace(config, use=self.spec.name), **context}
+        arguments |= {name: change(arguments[name]) for name, change in self.arguments.items() if name in arguments}
+        part = resolve_name(self.spec.build)(arguments.pop("config"), **arguments)
+        if self.after_build is not None:
+            self.after_build(part)
+        return changed(part, self.changes)
 
 
-def mutant(
-    claim: str,
-    *,
-    breaks: str,
-    name: str = "",
-    also: tuple[str, ...] = (),
-    promises: tuple[Cap, ...] = (),
-    spec: RewardSpec | None = None,
-) -> Callable[[type[T]], type[T]]:
-    """Make a class a mutant of its module. name: that of the class where it is empty, `RoundsSigmas` as
-    `rounds-sigmas`."""
-
-    def mark(kind: type[T]) -> type[T]:
-        named = name or _CAPITAL.sub("-", kind.__name__).lower()
-        made = Mutant(claim=claim, name=named, breaks=breaks, also=also, promises=promises, spec=spec)
-        setattr(kind, _ATTRIBUTE, made)
-        return kind
-
-    return mark
+def builder(mutants: Sequence[Mutant]) -> Callable[..., Any]:
+    """The `build` of all specs in `specs`: makes the mutant named by the config's `use`."""
+    by_name = {mutant.name: mutant for mutant in mutants}
+    return lambda config, **context: by_name[config.use].build(config, **context)
 
 
-def mutants_in(module: str) -> dict[type[Any], Mutant]:
-    """The classes of a module that are marked as mutants so far, in their order."""
-    return {
-        kind: vars(kind)[_ATTRIBUTE]
-        for kind in vars(sys.modules[module]).values()
-        if isinstance(kind, type) and kind.__module__ == module and _ATTRIBUTE in vars(kind)
-    }
+def specs(mutants: Sequence[Mutant], *, module: str) -> list[Any]:
+    """Specs of the mutants. module: has their `builder` as `build`."""
+    return [replace(mutant.spec, name=mutant.name, build=f"{module}:build") for mutant in mutants]
+
+
+def plugin(**specs: Sequence[Any]) -> SimpleNamespace:
+    """A plugin with these parts: `plugin(models=[SPEC])`."""
+    return SimpleNamespace(**{f"unirl_{kind}": hookimpl(lambda own=own: own) for kind, own in specs.items()})
+
+
+def catalog_of(healthy: SimpleNamespace, *others: Any, **broken: Sequence[Any]) -> Catalog:
+    """A catalog of these plugins, and one more with the specs of broken parts."""
+    named = {other.__name__: other for other in others}
+    return Catalog.of({"unirl-healthy": healthy, "unirl-mutants": plugin(**broken), **named})
 
 
 def catalogs_of(kind: SubjectKind) -> list[str]:

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from types import SimpleNamespace
 
-from unirl.conformance.doubles import model as latent_model
+from unirl.conformance.doubles import tiny_denoiser as latent_model
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Cap
+from unirl.core.specs.config import PartConfig
 from unirl.core.specs.spec import EngineSpec, Gap, TrackerSpec
 from unirl.engines.trainside.plugin import SPEC as ENGINE
 
-GAP = Gap(claim="every-part-has-a-summary", reason="Nobody has found words for it.", link="https://example.org/1")
+GAP = Gap(claim="every-setting-is-documented", reason="Nobody has found words for it.", link="https://example.org/1")
+UNDOCUMENTED = f"{__name__}:Undocumented"
+
 NOTES = TrackerSpec(
     name="notes",
     summary="Keeps notes of a run",
     build="unirl.core.names:did_you_mean",
     config="unirl.core.specs.config:PartConfig",
 )
+
+
+@dataclass
+class Undocumented(PartConfig):
+    width: int = 1
 
 
 def _trackers(**dists: TrackerSpec) -> Catalog:
@@ -33,11 +42,11 @@ def _trackers(**dists: TrackerSpec) -> Catalog:
 def gaps() -> Catalog:
     """One gap that is there, one that is closed, and one that is about another claim."""
     return _trackers(
-        open=dataclasses.replace(NOTES, name="open", summary="Notes", gaps=(GAP,)),
+        open=dataclasses.replace(NOTES, name="open", config=UNDOCUMENTED, gaps=(GAP,)),
         closed=dataclasses.replace(NOTES, name="closed", gaps=(GAP,)),
-        undeclared=dataclasses.replace(NOTES, name="undeclared", summary="Notes"),
+        undeclared=dataclasses.replace(NOTES, name="undeclared", config=UNDOCUMENTED),
         elsewhere=dataclasses.replace(
-            NOTES, name="elsewhere", summary="Notes", gaps=(dataclasses.replace(GAP, only_with=("another",)),)
+            NOTES, name="elsewhere", config=UNDOCUMENTED, gaps=(dataclasses.replace(GAP, only_with=("another",)),)
         ),
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import load_file
-from unirl.conformance.doubles import text_model
+from unirl.conformance.doubles import tiny_decoder as text_model
 from unirl.conformance.reference import TextReferenceRun
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig

@@ -1,27 +1,29 @@
-"""Trackers that are broken in one way each, next to one that writes JSON lines and the TensorBoard tracker."""
+"""Trackers with one fault each, next to one that writes JSON lines and the TensorBoard tracker."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import IO, Any
 
 from unirl.core.observe.caption import captions
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.roles import RunInfo, Tracker
+from unirl.core.roles import RunInfo
 from unirl.core.specs.spec import TrackerSpec
 from unirl.core.types.event import Event
 from unirl.core.types.media import Media
 from unirl.core.types.track import Track
 from unirl.trackers.tensorboard.plugin import unirl_trackers
-from unirl.trackers.tensorboard.tracker import TensorboardTracker
 
-from conformance_mutants.mutant import mutant, mutants_in
+from conformance_mutants.changes import first, leaves_thread, returns, takes, then
+from conformance_mutants.mutant import Mutant, builder, catalog_of, plugin, specs
+
+EVENTS = ("run_started", "run_resumed", "rollout", "step", "evaluated", "images", "checkpoint_saved", "finding")
+APART = "two-runs-in-one-process-do-not-mix"
+WHOLE_RUN, ODD_NAMES = "a-whole-run-is-accepted", "odd-names-and-long-texts-are-accepted"
+RESUMED, INPUT = "resuming-loses-nothing", "a-tracker-does-not-modify-its-input"
 
 
 class Notes:
@@ -29,7 +31,7 @@ class Notes:
 
     encoding = "utf-8"
 
-    def __init__(self) -> None:
+    def __init__(self, config: Any) -> None:
         self.file: IO[str] | None = None
 
     def start(self, run: RunInfo) -> None:
@@ -68,128 +70,6 @@ class Notes:
         self.file.close()
 
 
-@mutant(claim="a-whole-run-is-accepted", breaks="raises at a kind of event that it does not know")
-class KnowsItsEvents(Notes):
-    SHOWN: Mapping[str, str] = dict.fromkeys(
-        ("run_started", "run_resumed", "rollout", "step", "evaluated", "images", "checkpoint_saved", "finding"), ""
-    ) | {"run_finished": "end"}
-
-    def event(self, event: Event) -> None:
-        self.write({"step": event.step, "kind": self.SHOWN[event.kind]})
-
-
-@mutant(
-    claim="a-whole-run-is-accepted",
-    breaks="takes it that every sample has a reward",
-    also=("odd-names-and-long-texts-are-accepted",),
-)
-class ReadsEveryReward(Notes):
-    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
-        super().samples(key, track, step=step, lineage=lineage)
-        rewards: Any = track.rewards
-        self.write({"step": step, "rewards": [float(reward) for reward in rewards]})
-
-
-@mutant(
-    claim="a-whole-run-is-accepted",
-    breaks="takes it that all samples are made from prompts",
-    also=("odd-names-and-long-texts-are-accepted", "a-tracker-does-not-modify-its-input"),
-)
-class KnowsNoParents(Notes):
-    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
-        assert not lineage
-        super().samples(key, track, step=step, lineage=lineage)
-
-
-@mutant(
-    claim="every-number-that-is-logged-is-kept",
-    breaks="keeps the numbers of the last step",
-    also=("two-runs-in-one-process-do-not-mix",),
-)
-class KeepsTheLast(Notes):
-    """Writes what it holds at the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held: dict[str, Any] = {}
-
-    def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        self.held = {"step": step, **metrics}
-
-    def finish(self, status: str) -> None:
-        self.write(self.held)
-        super().finish(status)
-
-
-@mutant(claim="every-text-that-is-shown-is-kept", breaks="keeps the first hundred characters of a text")
-class ShowsTheBeginning(Notes):
-    def texts(self, key: str, texts: Sequence[str], lines: Sequence[str], *, step: int) -> None:
-        super().texts(key, [text[:100] for text in texts], lines, step=step)
-
-
-@mutant(claim="resuming-loses-nothing", breaks="begins the file of its texts anew when a run is resumed")
-class TextsStartOver(Notes):
-    """Texts have a file of their own, which a resumed run begins anew."""
-
-    def start(self, run: RunInfo) -> None:
-        super().start(run)
-        self.shown = run.folder / "texts.txt"
-        self.shown.write_text("", encoding="utf-8")
-
-    def texts(self, key: str, texts: Sequence[str], lines: Sequence[str], *, step: int) -> None:
-        with self.shown.open("a", encoding="utf-8") as file:
-            file.writelines([*lines, *texts])
-
-
-@mutant(claim="resuming-loses-nothing", breaks="deletes its file at the start, also of a resumed run")
-class StartsOver(Notes):
-    def path(self, run: RunInfo) -> Path:
-        path = super().path(run)
-        path.unlink(missing_ok=True)
-        return path
-
-
-@mutant(
-    claim="a-tracker-may-join-when-a-run-is-resumed",
-    breaks="reads the file of the first session, which need not be there",
-)
-class NeedsItsPast(Notes):
-    def start(self, run: RunInfo) -> None:
-        if run.resumed_at is not None:
-            self.path(run).read_text(encoding="utf-8")
-        super().start(run)
-
-
-@mutant(claim="non-finite-numbers-are-accepted", breaks="rounds to whole percents, which NaN has not")
-class Percents(TensorboardTracker):
-    def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        super().log({key: round(100 * value) / 100 for key, value in metrics.items()}, step=step)
-
-
-@mutant(claim="odd-names-and-long-texts-are-accepted", breaks="writes its file in ASCII")
-class InAscii(Notes):
-    encoding = "ascii"
-
-
-@mutant(
-    claim="odd-names-and-long-texts-are-accepted",
-    breaks="names the files of its texts by their keys, slashes and all",
-    # Samples of several stages have keys such as `train/rewrite`.
-    also=("a-whole-run-is-accepted",),
-)
-class KeysAreFiles(Notes):
-    """Writes the texts of each key into a file of that name."""
-
-    def start(self, run: RunInfo) -> None:
-        super().start(run)
-        self.folder = run.folder
-
-    def texts(self, key: str, texts: Sequence[str], lines: Sequence[str], *, step: int) -> None:
-        with (self.folder / f"{key}.txt").open("a", encoding="utf-8") as file:
-            file.writelines([*lines, *texts])
-
-
-@mutant(claim="two-runs-in-one-process-do-not-mix", breaks="writes into the file of the run that started last")
 class OneFileForAll(Notes):
     """The file is the class's own: the run that started last has it."""
 
@@ -205,78 +85,113 @@ class OneFileForAll(Notes):
         self.file = own
 
 
-@mutant(claim="a-tracker-does-not-modify-its-input", breaks="draws a line on the images")
-class DrawsOnTheImages(TensorboardTracker):
-    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
-        if track.media is not None and track.media.kind == "image":
-            track.media.stacked[..., 0] = 1.0
-        super().samples(key, track, step=step, lineage=lineage)
-
-
-@mutant(claim="a-tracker-does-not-modify-its-input", breaks="takes the parents out of the lineage that it is given")
-class TakesTheParents(Notes):
-    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
-        super().samples(key, track, step=step, lineage=lineage)
-        if isinstance(lineage, dict):
-            lineage.clear()
-
-
-@mutant(claim="a-run-may-end-at-any-time", breaks="takes it that there was a step")
-class EndsWhatItShowed(Notes):
-    """Sums up the steps that it saw."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[int] = []
-
-    def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        self.seen.append(step)
-        super().log(metrics, step=step)
-
-    def finish(self, status: str) -> None:
-        try:
-            self.write({"first": self.seen[0], "last": self.seen[-1]})
-        finally:
-            super().finish(status)
-
-
-@mutant(claim="a-tracker-leaves-nothing-running", breaks="leaves a thread behind")
-class FlushesForever(Notes):
-    def start(self, run: RunInfo) -> None:
-        super().start(run)
-        # A daemon, and not for ever: the tests have to end.
-        threading.Thread(target=threading.Event().wait, args=(120,), daemon=True, name="flusher").start()
-
-
 SPEC = TrackerSpec(
     name="notes",
     summary="Numbers and captions as JSON lines",
-    build=f"{__name__}:build",
+    build=f"{__name__}:Notes",
     config="unirl.core.specs.config:PartConfig",
 )
 (TENSORBOARD,) = unirl_trackers()
 
-BROKEN = mutants_in(__name__)
-MUTANTS = list(BROKEN.values())
+
+def tracker(
+    name: str, claim: str, breaks: str, *, spec: TrackerSpec = SPEC, also: tuple[str, ...] = (), **changes: Any
+) -> Mutant:
+    return Mutant(name=name, claim=claim, breaks=breaks, also=also, spec=spec, changes=changes)
 
 
-def build(config: Any) -> Tracker:
-    """The tracker that the config's `use` names."""
-    kinds = {mutant.name: kind for kind, mutant in BROKEN.items()}
-    kind = kinds.get(config.use, Notes)
-    return kind(config) if issubclass(kind, TensorboardTracker) else kind()
+def knows_events(part: Notes, _: Any, event: Event) -> None:
+    shown = {**dict.fromkeys(EVENTS, ""), "run_finished": "end"}
+    part.write({"step": event.step, "kind": shown[event.kind]})
+
+
+def write_rewards(part: Notes, _: str, track: Any, *, step: int, **__: Any) -> None:
+    part.write({"step": step, "rewards": [float(reward) for reward in track.rewards]})
+
+
+def refuse_parents(*_: Any, lineage: Any, **__: Any) -> None:
+    assert not lineage
+
+
+def begin_texts(part: Notes, run: RunInfo) -> None:
+    part.folder = run.folder
+    (run.folder / "texts.txt").write_text("", encoding="utf-8")
+
+
+def writes_texts(name: str) -> Any:
+    """Writes the texts into a file of this name, in which {key} is theirs."""
+
+    def texts(part: Notes, _: Any, key: str, texts: Sequence[str], lines: Sequence[str], *, step: int) -> None:
+        with (part.folder / name.format(key=key)).open("a", encoding="utf-8") as file:
+            file.writelines([*lines, *texts])
+
+    return texts
+
+
+def read_past(part: Notes, run: RunInfo) -> None:
+    if run.resumed_at is not None:
+        part.path(run).read_text(encoding="utf-8")
+
+
+def draw_on_images(_: Any, __: str, track: Track, **rest: Any) -> None:
+    if track.media is not None and track.media.kind == "image":
+        track.media.stacked[..., 0] = 1.0
+
+
+def take_parents(*_: Any, lineage: Any, **__: Any) -> None:
+    if isinstance(lineage, dict):
+        lineage.clear()
+
+
+def sums_up_steps(part: Notes, finish: Any, status: str) -> None:
+    steps = vars(part).get("steps", [])
+    try:
+        part.write({"first": steps[0], "last": steps[-1]})
+    finally:
+        finish(status)
+
+
+# fmt: off
+MUTANTS = [
+    tracker("knows-its-events", WHOLE_RUN, "raises at a kind of event that it does not know", event=knows_events),
+    tracker("reads-every-reward", WHOLE_RUN, "assumes that every sample has a reward", also=(ODD_NAMES,),
+            samples=then(write_rewards)),
+    tracker("knows-no-parents", WHOLE_RUN, "assumes that all samples are made from prompts", also=(ODD_NAMES, INPUT),
+            samples=first(refuse_parents)),
+    tracker("keeps-the-last", "every-number-that-is-logged-is-kept", "keeps the numbers of the last step",
+            also=(APART,),
+            log=lambda part, _, metrics, *, step: setattr(part, "held", {"step": step, **metrics}),
+            finish=first(lambda part, _: part.write(vars(part).get("held", {})))),
+    tracker("shows-the-beginning", "every-text-that-is-shown-is-kept", "keeps the first hundred characters of a text",
+            texts=lambda _, write, key, texts, *rest, **how: write(key, [text[:100] for text in texts], *rest, **how)),
+    tracker("texts-start-over", RESUMED, "begins the file of its texts anew when a run is resumed",
+            start=first(begin_texts), texts=writes_texts("texts.txt")),
+    tracker("starts-over", RESUMED, "deletes its file at the start, also of a resumed run",
+            path=returns(lambda path: path.unlink(missing_ok=True) or path)),
+    tracker("needs-its-past", "a-tracker-may-join-when-a-run-is-resumed",
+            "reads the file of the first session, which need not be there", start=first(read_past)),
+    tracker("percents", "non-finite-numbers-are-accepted", "rounds to whole percents, which NaN has not",
+            spec=TENSORBOARD,
+            log=takes(lambda metrics: {key: round(100 * value) / 100 for key, value in metrics.items()})),
+    tracker("in-ascii", ODD_NAMES, "writes its file in ASCII",
+            start=first(lambda part, _: setattr(part, "encoding", "ascii"))),
+    # Samples of several stages have keys such as `train/rewrite`.
+    tracker("keys-are-files", ODD_NAMES, "names the files of its texts by their keys, slashes and all",
+            also=(WHOLE_RUN,), start=first(begin_texts), texts=writes_texts("{key}.txt")),
+    tracker("one-file-for-all", APART,
+            "writes into the file of the run that started last", spec=replace(SPEC, build=f"{__name__}:OneFileForAll")),
+    tracker("draws-on-the-images", INPUT, "draws a line on the images", spec=TENSORBOARD,
+            samples=first(draw_on_images)),
+    tracker("takes-the-parents", INPUT, "takes the parents out of the lineage that it is given",
+            samples=then(take_parents)),
+    tracker("ends-what-it-showed", "a-run-may-end-at-any-time", "assumes that there was a step",
+            log=first(lambda part, _, step: vars(part).setdefault("steps", []).append(step)), finish=sums_up_steps),
+    tracker("flushes-forever", "a-tracker-leaves-nothing-running", "leaves a thread behind",
+            start=leaves_thread(seconds=120)),
+]
+# fmt: on
+build = builder(MUTANTS)
 
 
 def catalog() -> Catalog:
-    broken = [
-        dataclasses.replace(
-            TENSORBOARD if issubclass(kind, TensorboardTracker) else SPEC, name=mutant.name, build=f"{__name__}:build"
-        )
-        for kind, mutant in BROKEN.items()
-    ]
-    return Catalog.of(
-        {
-            "unirl-well": SimpleNamespace(unirl_trackers=hookimpl(lambda: [SPEC, TENSORBOARD])),
-            "unirl-mutants": SimpleNamespace(unirl_trackers=hookimpl(lambda: broken)),
-        }
-    )
+    return catalog_of(plugin(trackers=[SPEC, TENSORBOARD]), trackers=specs(MUTANTS, module=__name__))

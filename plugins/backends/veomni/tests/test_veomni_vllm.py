@@ -10,7 +10,7 @@ import torch
 from causal_lm_moe import write as write_moe
 from external_engines.environments import make
 from transformers import AutoModelForCausalLM
-from unirl.conformance.doubles.requests import make_text_request
+from unirl.conformance.doubles.requests import make_request
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.core.types.weights import checksum
@@ -85,7 +85,7 @@ def test_vllm_computes_with_the_weights_that_veomni_trained(name, exports):
             receipt = engine.load_weights(update)
             assert receipt.version == engine.version == update.version == 2
             assert receipt.checksum == update.checksum == checksum(update.tensors)
-            request = make_text_request(
+            request = make_request(
                 model,
                 TextSamplingConfig(max_new_tokens=16),
                 track="text",

@@ -6,7 +6,7 @@ import pytest
 from external_engines.text_engines import *
 from external_engines.text_engines import check_deaths
 from external_engines.texts import ROUNDING, Ask, gap
-from unirl.conformance.doubles.trained import full_update
+from unirl.conformance.doubles.weight_updates import full_update
 from unirl.core.roles import TextModel
 from unirl.engine_host.text_engine import ExternalTextEngine
 from unirl.numerics.tokens.rollout import generate_text

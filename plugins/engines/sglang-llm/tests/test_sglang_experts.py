@@ -16,7 +16,7 @@ from external_engines.text_engines import (  # noqa: F401
     test_updates_that_do_not_fit_are_refused_and_change_nothing,
 )
 from external_engines.texts import ROUNDING, Ask, gap
-from unirl.conformance.doubles.trained import full_update
+from unirl.conformance.doubles.weight_updates import full_update
 from unirl.engine_host.text_engine import ExternalTextEngine
 from unirl.engines.sglang_llm.config import SglangConfig
 from unirl.engines.sglang_llm.engine import build

@@ -12,7 +12,7 @@ from external_engines.latent_engines import (
     check_rows,
 )
 from external_engines.latents import ROUNDING, Ask, Fault, adapter, assert_same, gap, trainside
-from unirl.conformance.doubles.trained import full_update
+from unirl.conformance.doubles.weight_updates import full_update
 from unirl.core.errors import RunFailed
 from unirl.core.roles import DiffusionModel
 from unirl.engine_host.latent_engine import ExternalLatentEngine

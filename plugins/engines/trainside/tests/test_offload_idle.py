@@ -10,7 +10,7 @@ import pytest
 import torch
 from external_engines.plans import reasons_against
 from torch import nn
-from unirl.conformance.doubles import model as workbench
+from unirl.conformance.doubles import tiny_denoiser as workbench
 from unirl.conformance.doubles.requests import make_request
 from unirl.core.errors import RecipeError
 from unirl.core.types.sampling import LatentSamplingConfig
@@ -127,7 +127,7 @@ def test_on_a_gpu_idle_parts_free_their_bytes_and_change_no_sample(own: Any) -> 
 
 def test_a_model_in_one_piece_is_refused(tmp_path: Path) -> None:
     workbench.write(tmp_path, seed=0)
-    model: Any = workbench.build(workbench.WorkbenchConfig(path=str(tmp_path)), device="cpu")
+    model: Any = workbench.build(workbench.TinyDenoiserConfig(path=str(tmp_path)), device="cpu")
     model.device = torch.device("meta")
     with pytest.raises(RecipeError, match="does not keep encoders and VAE apart"):
         build(TrainsideConfig(offload_idle=True), model=model, device="meta")

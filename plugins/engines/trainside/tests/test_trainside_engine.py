@@ -10,7 +10,7 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
-from unirl.conformance.doubles import model as workbench
+from unirl.conformance.doubles import tiny_denoiser as workbench
 from unirl.core.errors import EchoMismatch, RecipeError
 from unirl.core.roles import WeightUpdate
 from unirl.core.types.data import MediaRef

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from external_engines.environments import make
 from external_engines.latents import ROUNDING, Ask, gap
-from unirl.conformance.doubles.trained import full_update
+from unirl.conformance.doubles.weight_updates import full_update
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.engine import build
 from unirl.engines.vllm_omni.environment import ENVIRONMENT, PRODUCT

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from external_engines.environments import make
 from external_engines.latents import ROUNDING, Ask, adapter, gap
-from unirl.conformance.doubles.trained import full_update, perturb, with_adapter
+from unirl.conformance.doubles.weight_updates import full_update, perturb, with_adapter
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.engine import build

@@ -12,7 +12,7 @@ import pytest
 import torch
 from external_engines.environments import make
 from external_engines.latents import ROUNDING, Ask, adapter, assert_same, gap, trainside
-from unirl.conformance.doubles.trained import full_update, perturb, with_adapter
+from unirl.conformance.doubles.weight_updates import full_update, perturb, with_adapter
 from unirl.core.types.request import Request
 from unirl.core.types.serial import from_bytes, to_bytes
 from unirl.core.types.track import Track

@@ -14,7 +14,7 @@ from external_engines.image_models import *
 from external_engines.image_models import ENGINES, started
 from external_engines.latents import ROUNDING, Ask, asking, assert_same, gap, trainside
 from PIL import Image
-from unirl.conformance.doubles.trained import full_update
+from unirl.conformance.doubles.weight_updates import full_update
 from unirl.core.errors import RunFailed
 from unirl.core.types.data import MediaRef
 from unirl.engine_host.latent_engine import ExternalLatentEngine

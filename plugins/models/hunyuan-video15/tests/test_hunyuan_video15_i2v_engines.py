@@ -15,7 +15,7 @@ from external_engines.edits import check_edit_run, with_media
 from external_engines.image_models import *
 from external_engines.image_models import started
 from external_engines.latents import ROUNDING, Ask, asking_from_frames, gap
-from unirl.conformance.doubles.trained import full_update
+from unirl.conformance.doubles.weight_updates import full_update
 from unirl.core.errors import DataError
 from unirl.core.specs.facts import names_in
 from unirl.engine_host.latent_engine import ExternalLatentEngine

@@ -14,7 +14,7 @@ from external_engines.image_models import (
 )
 from external_engines.latents import ROUNDING, Ask, asking, assert_same, gap, trainside
 from qwen_image_editors import AREAS, Editor
-from unirl.conformance.doubles.trained import full_update, perturb
+from unirl.conformance.doubles.weight_updates import full_update, perturb
 from unirl.core.errors import DataError, RecipeError
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.qwen_image.edit import QwenImageEditModel

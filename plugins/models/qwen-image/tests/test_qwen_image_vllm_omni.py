@@ -12,7 +12,7 @@ import pytest
 from external_engines import environments
 from external_engines.latents import ROUNDING, Ask, adapter, assert_same, gap
 from external_engines.qwen_image import *
-from unirl.conformance.doubles.trained import full_update
+from unirl.conformance.doubles.weight_updates import full_update
 from unirl.core.errors import EchoMismatch
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.vllm_omni.config import VllmOmniConfig

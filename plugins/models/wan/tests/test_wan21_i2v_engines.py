@@ -13,7 +13,7 @@ from external_engines.edits import with_media
 from external_engines.image_models import *
 from external_engines.image_models import started
 from external_engines.latents import ROUNDING, Ask, asking_from_frames, assert_same, gap, trainside
-from unirl.conformance.doubles.trained import full_update
+from unirl.conformance.doubles.weight_updates import full_update
 from unirl.core.errors import DataError, RecipeError, RunFailed
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.wan.model import WanFirstFrame

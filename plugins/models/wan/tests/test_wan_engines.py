@@ -11,7 +11,7 @@ import pytest
 from external_engines.image_models import *
 from external_engines.image_models import started
 from external_engines.latents import ROUNDING, Ask, asking, assert_same, gap, trainside
-from unirl.conformance.doubles.trained import full_update
+from unirl.conformance.doubles.weight_updates import full_update
 from unirl.core.errors import RecipeError
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.wan.bridges.sglang import TWO_EXPERTS

@@ -13,7 +13,7 @@ import torch
 from external_engines.edits import check_edit_run
 from external_engines.image_models import ENGINES, started
 from external_engines.latents import ROUNDING, Ask, adapter, asking_from_frames, assert_same, gap, trainside
-from unirl.conformance.doubles.trained import full_update, update_of, with_adapter
+from unirl.conformance.doubles.weight_updates import full_update, update_of, with_adapter
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.wan.model import WanFirstFrame, WanModel
 from unirl.models.wan.tiny import first_frame

@@ -30,9 +30,10 @@ __all__ = [
 ]
 
 SubjectKind = Literal[
-    "plugin", "model", "engine", "algorithm", "backend", "reward", "tracker", "launcher", "transport", "cell"
+    "model", "engine", "algorithm", "backend", "reward", "tracker", "launcher", "transport", "cell", "plugin"
 ]
-"""Kinds of subjects. An `engine` is tested with each model; a `cell` is model, engine, algorithm and backend."""
+"""Kinds of subjects, in the order of reports: first the parts, last the dists that provide them. An `engine` is tested
+with each model; a `cell` is model, engine, algorithm and backend."""
 SUBJECT_KINDS: tuple[SubjectKind, ...] = get_args(SubjectKind)
 
 Tier = Literal["static", "tiny", "gpu", "full"]
@@ -81,7 +82,7 @@ def claim(
 ) -> Callable[[F], F]:
     """Make a test function a claim about every subject of a kind.
 
-    Its docstring says what the claim means and, after "If it fails:", where to look; it takes the fixture `bench`, an
+    Its docstring says what the claim means and, after "If it fails:", where to look; it takes the fixture `case`, an
     object of `unirl.conformance.fixtures` that has what claims of this kind need.
     """
 

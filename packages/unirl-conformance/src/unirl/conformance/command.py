@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Generator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Collection
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from unirl.core.plugins.catalog import Catalog
 
     from .results import Report
-    from .subjects import Selection
+    from .subjects import Selection, Subject
 
 __all__ = ["conformance"]
 
@@ -95,13 +95,18 @@ def conformance(
         _list(as_json=as_json)
         return
     from .report.diff import compare, print_diff
+    from .report.file import load, to_json
     from .report.terminal import print_report
-    from .results import load, to_json
+    from .run import Stopped
     from .subjects import Selection
 
+    if batch_invariant:
+        from unirl.numerics.batch_invariant import set_variables
+
+        # Before the claims load torch; workers inherit them.
+        set_variables(os.environ)
     # Before anything runs: it may take minutes, and its reports may be written over this one.
     before = load(old) if old is not None else None
-    selection: Selection | None = None
     left_out = ""
     if source is not None:
         _refuse_others(ctx, "--from", allowed={"source", "folder", "old", "as_json"})
@@ -116,18 +121,23 @@ def conformance(
         selection = Selection(names=names, plugins=plugin, claims=claim, without=without)
         if folder is not None:
             pytest_args = (f"--junitxml={folder.resolve() / 'junit.xml'}", *pytest_args)
-        # What pytest has to say goes where it does not mix with JSON.
-        with redirect_stdout(sys.stderr) if as_json else nullcontext(), _kept_when_stopped(folder):
-            report, left_out = _run(
-                selection, tier=cast(Tier, tier), batch_invariant=batch_invariant, pytest_args=pytest_args
-            )
+        try:
+            # The output of pytest is progress; stdout has the report alone.
+            with redirect_stdout(sys.stderr):
+                report, left_out = _run(
+                    selection, tier=cast(Tier, tier), batch_invariant=batch_invariant, pytest_args=("-v", *pytest_args)
+                )
+        except Stopped as stopped:
+            if folder is not None:
+                _write(stopped.report, folder, err=True)
+            raise
     if as_json:
         click.echo(to_json(report), nl=False)
     else:
         print_report(report, left_out=left_out)
     code = report.exit_code
     if before is not None:
-        diff = compare(before, report, selected=selection)
+        diff = compare(before, report)
         print_diff(diff, stderr=as_json)
         code = 1 if diff.got_worse else code
     if folder is not None:
@@ -140,26 +150,10 @@ _part_options(conformance)
 
 def _write(report: Report, folder: Path, *, err: bool) -> None:
     """Write all reports and print their paths. err: print to stderr."""
-    from .report.words import count_of
     from .report.write import write_reports
 
-    written = write_reports(report, folder)
-    single = [path for path in written if path.parent == folder]
-    for line in (*single, f"{count_of(len(written) - len(single), 'badge')} in {folder / 'badges'}"):
-        click.echo(f"wrote {line}", err=err)
-
-
-@contextmanager
-def _kept_when_stopped(folder: Path | None) -> Generator[None]:
-    """Write the reports of a run that is stopped inside this context, if a folder was given."""
-    from .run import Stopped
-
-    try:
-        yield
-    except Stopped as stopped:
-        if folder is not None:
-            _write(stopped.report, folder, err=True)
-        raise
+    for path in write_reports(report, folder):
+        click.echo(f"wrote {path}", err=err)
 
 
 def _run(
@@ -167,14 +161,8 @@ def _run(
 ) -> tuple[Report, str]:
     """The report, and a sentence about what a higher tier would try of the selection."""
     from unirl.core.cli.discovery import discover
-    from unirl.numerics.batch_invariant import set_variables
-
-    if batch_invariant:
-        # Before the suite loads torch; its workers inherit them.
-        set_variables(os.environ)
 
     from .claims import all_claims, claim_kinds
-    from .progress import Progress
     from .run import run_suite
     from .subjects import devices_of, subjects
 
@@ -189,11 +177,8 @@ def _run(
             hint = did_you_mean(name, kinds) or "; `unirl conformance --claims` lists them."
             raise RecipeError(f"--claim: there is no claim {name!r}{hint}")
     chosen = subjects(catalog, selection, tier=tier)
-    progress = Progress(with_programs=[subject.id for subject in chosen if subject.programs])
-    report = run_suite(
-        selection, tier=tier, batch_invariant=batch_invariant, pytest_args=pytest_args, progress=progress
-    )
-    if not report.outcomes:
+    report = run_suite(selection, tier=tier, batch_invariant=batch_invariant, pytest_args=pytest_args)
+    if not report.outcomes and not report.untried:
         higher = [
             f"{one.name!r} is of tier {one.tier}"
             for one in all_claims([kinds[name] for name in selection.claims])
@@ -203,19 +188,24 @@ def _run(
             f"conformance: nothing matches the selection at tier {tier}; no claim was tried."
             + "".join(f" Claim {text}." for text in higher)
         )
+    return report, _left_out(chosen, subjects(catalog, selection, tier="full"), is_narrow=selection.is_narrow)
+
+
+def _left_out(chosen: Collection[Subject], full: Collection[Subject], *, is_narrow: bool) -> str:
+    """A sentence about combinations with external engines that a higher tier would try; or nothing."""
     there = {(subject.kind, subject.id) for subject in chosen}
-    others = [one for one in subjects(catalog, selection, tier="full") if one.programs and one.device == "cpu"]
-    engines = sorted({spec.name for one in others if (one.kind, one.id) not in there for spec in one.programs})
+    others = [one for one in full if one.programs and one.device == "cpu" and (one.kind, one.id) not in there]
+    engines = sorted({spec.name for one in others for spec in one.programs})
     if not engines:
-        return report, ""
-    if not selection.is_narrow:
-        return report, (
-            f"Not tried: algorithms that ask the same of {', '.join(engines)} as one that was tried with the same "
-            "model. `--tier full` tries them, and whatever else takes minutes."
+        return ""
+    if is_narrow:
+        return (
+            f"Not tested: combinations with {', '.join(engines)}, which have to be started. `--tier full` tests them, "
+            f"and all that takes minutes; `--engine {engines[0]}` tests that one."
         )
-    return report, (
-        f"Not tried: combinations with {', '.join(engines)}, which have to be started. `--tier full` tries them, and "
-        f"whatever else takes minutes; `--engine {engines[0]}` tries that one."
+    return (
+        f"Not tested: algorithms that need the same of {', '.join(engines)} as one that was tested with the same "
+        "model. `--tier full` tests them, and all that takes minutes."
     )
 
 

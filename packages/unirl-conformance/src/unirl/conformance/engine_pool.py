@@ -1,4 +1,4 @@
-"""External engines: started once for many claims, and reset for each of them."""
+"""Engines of claims. External ones are started once for many claims, and reset for each of them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from unirl.core.errors import UniRLError
 from unirl.core.plugins.catalog import Found
-from unirl.core.roles import DiffusionModel, Engine, Model, TextModel, WeightUpdate
+from unirl.core.roles import Engine, Model, WeightUpdate
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.spec import EngineSpec, ModelSpec
 from unirl.core.types.request import Request
+from unirl.core.types.sampling import SamplingConfig
 from unirl.core.types.track import LatentSegment, Track
 
-from .doubles.requests import PROMPTS, make_request, make_text_request
-from .doubles.trained import full_update
-from .doubles.walk import distance
+from .doubles.expected_trajectory import distance
+from .doubles.model_state import changes_of, copy_modes, model_state
+from .doubles.requests import PROMPTS, make_request
+from .doubles.weight_updates import full_update
 from .verdicts import Record
 
 if TYPE_CHECKING:
-    from .workshop import Workshop
+    from .part_factory import PartFactory
 
 __all__ = ["EnginePool"]
 
@@ -38,79 +40,104 @@ order, 1e-6 to 1e-5 in fp32. Other weights move log-probs by 0.1. Of latents the
 class _Started:
     key: str
     engine: Engine
-    model: _Borrowed
+    model: Model
+    """The engine's own. No claim sees it, and nothing may change it."""
     first: WeightUpdate
     """The initial weights and version."""
     request: Request
-    """Greedy completions of its model."""
+    """Its samples depend on the weights alone."""
     answer: Track
-    """Its answer to that request when it was new."""
+    """Samples of that request when the engine was new."""
 
 
 class EnginePool:
-    """Holds one engine at a time, as machines have memory for one; claims of a row are tried one after the other.
+    """Opens engines, and keeps an external one for the claims that follow: one at a time, as machines have memory for
+    one. Claims of an engine and a model run one after the other.
 
-    Before an engine is lent again it gets the weights that it was started with, and must answer a request as it did
+    Before an engine is used again it gets the weights that it was started with, and must answer a request as it did
     then, with the same version: a greedy text with the same tokens and log-probs, or the same latents. One that does
-    not, for a claim closed, killed or damaged it, is ended, and another one is started.
+    not, because a claim closed, killed or damaged it, is closed, and another one is started.
     """
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
+    def __init__(self, factory: PartFactory) -> None:
+        self._factory = factory
         self._idle: _Started | None = None
         self.starts = 0
-        """How many engines were started so far."""
+        """Number of external engines that were started to be kept."""
 
     @staticmethod
-    def takes(engine: Found, model: Found) -> bool:
-        """Whether this engine is started once for many claims: a program of its own that takes full weights, by which
-        it can be made as new, and whose samples can be decided by the weights, by which that is seen."""
+    def keeps(engine: Found, model: Found) -> bool:
+        """Whether an engine is kept: an external one that can be reset, as it takes full weights, and compared, as the
+        weights alone can determine its samples."""
         spec, of = cast(EngineSpec, engine.spec), cast(ModelSpec, model.spec)
-        takes_weights = Cap.WEIGHTS_FULL in spec.capabilities
-        is_decided = "text" in of.tracks.values() or (Cap.INITIAL_NOISE in spec.capabilities and QUIET in spec.kernels)
-        return bool(spec.environment) and takes_weights and is_decided
+        is_determined = "text" in of.tracks.values() or (
+            Cap.INITIAL_NOISE in spec.capabilities and QUIET in spec.kernels
+        )
+        return bool(spec.environment) and Cap.WEIGHTS_FULL in spec.capabilities and is_determined
 
     @contextmanager
-    def lent(
-        self, engine: Found, config: PartConfig, *, of: Found, model: Model, device: str, record: Record
+    def open(
+        self,
+        engine: Found,
+        config: PartConfig,
+        *,
+        of: Found,
+        model: Model,
+        device: str,
+        record: Record,
+        own: bool = False,
     ) -> Generator[Engine]:
-        """An engine over a model of the kind `of`, as new. record: is told when one had to be started again."""
+        """An engine for a model of the kind `of`, during the block.
+
+        model: what an engine that is not kept is built over; the model of one that is kept gets the training modes of
+        its modules.  own: the engine is new, and closed at the end.  record: notes that an engine had to be started
+        again.
+        """
+        if own or not self.keeps(engine, of):
+            if self.keeps(engine, of):
+                # There may be memory for one alone.
+                self.close()
+            built: Engine = self._factory.build(engine, config, model=model, device=device)
+            try:
+                yield built
+            finally:
+                built.close()
+            return
         key = f"{engine.dist} {of.dist} {of.spec.name} {device} {config!r}"
         started = self._idle
-        if started is not None and (started.key != key or not self._renewed(started, record)):
+        if started is not None and (started.key != key or not self._is_reset(started, record)):
             self.close()
             started = None
-        if started is None:
-            started = self._started(key, engine, config, of=of, device=device)
-        # Not idle while it is lent: what a claim opens besides gets one of its own.
+        started = started or self._started(key, engine, config, of=of, device=device)
+        # Not idle while in use: another engine that the claim opens is a new one.
         self._idle = None
-        started.model.be(model)
+        copy_modes(model, started.model)
+        before = model_state(started.model)
         try:
             yield started.engine
         finally:
-            started.model.be(self._workshop.model(of, device=device))
             self.close()
             self._idle = started
+        changes = changes_of(before, model_state(started.model))
+        assert not changes, f"engine {engine.spec.name!r} changed the model that it was built with: {changes}"
 
     def close(self) -> None:
-        """End the engine that is idle."""
+        """Close the engine that is idle."""
         started, self._idle = self._idle, None
         if started is not None:
             started.engine.close()
 
     def _started(self, key: str, engine: Found, config: PartConfig, *, of: Found, device: str) -> _Started:
-        miniature = self._workshop.model(of, device=device)
-        borrowed = _Borrowed(miniature)
-        with self._workshop.starting(engine, of):
-            built: Engine = self._workshop.build(engine, config, model=borrowed, device=device)
+        model = self._factory.fresh_model(of, device=device)
+        built: Engine = self._factory.build(engine, config, model=model, device=device)
         self.starts += 1
         try:
-            request = self._request(of, miniature, version=built.version)
+            request = self._request(of, model, version=built.version)
             return _Started(
                 key=key,
                 engine=built,
-                model=borrowed,
-                first=full_update(miniature, version=built.version),
+                model=model,
+                first=full_update(model, version=built.version),
                 request=request,
                 answer=built.generate(request),
             )
@@ -119,28 +146,23 @@ class EnginePool:
             raise
 
     def _request(self, of: Found, model: Model, *, version: int) -> Request:
-        """A request whose sample is decided by the weights: a greedy text, or latents by steps without noise."""
-        rows: dict[str, Any] = {"prompts": (PROBE,), "samples_per_prompt": 1, "policy_version": version}
-        if "text" in cast(ModelSpec, of.spec).tracks.values():
-            text = self._workshop.text_sampling(of, temperature=0.0)
-            return make_text_request(
-                cast(TextModel, model),
-                text,
-                track=self._workshop.track(of, "text"),
-                media=partial(self._workshop.media, of),
-                **rows,
-            )
-        steps = {"sde.mode": "none", "sde.steps": list[int]()}
-        latent = self._workshop.sampling(of, kernel=QUIET, eta=0.0, decode=False, **steps)
+        """A request whose samples depend on the weights alone: a greedy text, or latents by steps without noise."""
+        is_text = "text" in cast(ModelSpec, of.spec).tracks.values()
+        quiet: dict[str, Any] = {"kernel": QUIET, "eta": 0.0, "decode": False, "sde.mode": "none", "sde.steps": []}
+        sampling: SamplingConfig = (
+            self._factory.text_sampling(of, temperature=0.0) if is_text else self._factory.sampling(of, **quiet)
+        )
         return make_request(
-            cast(DiffusionModel, model),
-            latent,
-            track=self._workshop.track(of, "latent"),
-            media=partial(self._workshop.needed_media, of),
-            **rows,
+            model,
+            sampling,
+            track=self._factory.track(of, "text" if is_text else "latent"),
+            media=partial(self._factory.media if is_text else self._factory.needed_media, of),
+            prompts=(PROBE,),
+            samples_per_prompt=1,
+            policy_version=version,
         )
 
-    def _renewed(self, started: _Started, record: Record) -> bool:
+    def _is_reset(self, started: _Started, record: Record) -> bool:
         """Give an engine its first weights again; whether it then is as it was when it started."""
         try:
             started.engine.load_weights(started.first)
@@ -153,32 +175,13 @@ class EnginePool:
         return False
 
 
-class _Borrowed:
-    """Stands for the model of whichever claim has the engine: what the engine does to its model, it does to that."""
-
-    def __init__(self, model: Model) -> None:
-        self.be(model)
-
-    def be(self, model: Model) -> None:
-        vars(self)["model"] = model
-
-    def __getattribute__(self, name: str) -> Any:
-        # Hooks of copying and pickling are this object's own.
-        if name == "be" or name.startswith("__"):
-            return object.__getattribute__(self, name)
-        return getattr(vars(self)["model"], name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        setattr(vars(self)["model"], name, value)
-
-
-def _same(found: Track, wanted: Track) -> bool:
+def _same(result: Track, expected: Track) -> bool:
     """Whether two answers have the same tokens and, to rounding, log-probs; or the same latents."""
-    if found.policy_version != wanted.policy_version:
+    if result.policy_version != expected.policy_version:
         return False
-    if isinstance(wanted.segment, LatentSegment):
-        return distance(found.latent.final, wanted.latent.final) <= AS_NEW
-    one, two = found.text, wanted.text
+    if isinstance(expected.segment, LatentSegment):
+        return distance(result.latent.final, expected.latent.final) <= AS_NEW
+    one, two = result.text, expected.text
     if not all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(one.tokens, two.tokens, strict=True)):
         return False
     if one.log_probs is None or two.log_probs is None:

@@ -47,7 +47,7 @@ class Environment:
 
 
 def describe_environment(catalog: Catalog, engines: Iterable[EngineSpec] = ()) -> Environment:
-    """Of this process, and of those of these engines that have environments of their own here.
+    """The environment of this process, and the environments of these engines that exist here.
 
     GPUs and engines are named when torch is there already: importing it takes longer than all static claims.
     """
@@ -81,7 +81,7 @@ def _environments(catalog: Catalog, engines: Iterable[EngineSpec]) -> dict[str, 
         try:
             environment = catalog.resolve(spec.environment)
         except PluginBroken as error:
-            # What was found by then must not be lost for it.
+            # A finished run must not be lost for it.
             result[spec.name] = f"cannot be looked at: {error}"
             continue
         for device, place in (("cpu", ""), ("cuda", "@cuda")):

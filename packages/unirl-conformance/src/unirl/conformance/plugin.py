@@ -1,4 +1,4 @@
-"""What this plugin provides: the commands `unirl conformance` and `unirl new`."""
+"""Provides the command `unirl conformance`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,5 @@ __all__ = ["unirl_commands"]
 @hookimpl
 def unirl_commands(cli: click.Group) -> None:
     from .command import conformance
-    from .new_command import new
 
     cli.add_command(conformance)
-    cli.add_command(new)

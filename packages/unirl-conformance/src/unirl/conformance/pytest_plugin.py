@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from functools import partial
@@ -25,18 +25,13 @@ from unirl.core.specs.spec import KINDS, Gap, Kind
 from unirl.numerics.batch_invariant import batch_invariant
 
 from .claims import SUBJECT_KINDS, TIERS, Claim, SubjectKind, Tier, claim_of
-from .progress import Status
-from .results import Collector
+from .collector import PROPERTY, Collector
+from .part_factory import PartFactory
 from .subjects import Selection, Subject, not_applicable, subjects
 from .verdicts import NotRun, Record
-from .workshop import Workshop
 
-__all__ = ["COLLECTOR", "PROGRESS", "PROPERTY"]
+__all__ = ["COLLECTOR"]
 
-PROPERTY = "unirl"
-"""Name of the user property that carries a claim's state, reason and numbers as JSON."""
-PROGRESS = "unirl-progress"
-"""Name of the pytest plugin that shows how far a run is."""
 COLLECTOR = pytest.StashKey[Collector]()
 _CATALOG = pytest.StashKey[Catalog]()
 _SUBJECTS = pytest.StashKey[list[Subject]]()
@@ -44,30 +39,24 @@ _COVERS = pytest.StashKey[Callable[[Claim], bool]]()
 """Whether a claim is selected."""
 _RECORD = pytest.StashKey[Record]()
 _GAP = pytest.StashKey[Gap]()
-_ABSENT = pytest.StashKey[str]()
-"""Why the engine of a claim's subject cannot be started here."""
 _BEGAN = pytest.StashKey[float]()
 
-BENCHES: dict[SubjectKind, str] = {
-    "plugin": "unirl.conformance.fixtures.plugin:PluginBench",
-    "model": "unirl.conformance.fixtures.model:ModelBench",
-    "engine": "unirl.conformance.fixtures.engine:EngineBench",
-    "algorithm": "unirl.conformance.fixtures.algorithm:AlgorithmBench",
-    "backend": "unirl.conformance.fixtures.backend:BackendBench",
-    "reward": "unirl.conformance.fixtures.reward:RewardBench",
-    "tracker": "unirl.conformance.fixtures.tracker:TrackerBench",
-    "launcher": "unirl.conformance.fixtures.launcher:LauncherBench",
-    "transport": "unirl.conformance.fixtures.transport:TransportBench",
-    "cell": "unirl.conformance.fixtures.cell:CellBench",
+CASES: dict[SubjectKind | tuple[SubjectKind, str], str] = {
+    "plugin": "plugin:PluginCase",
+    ("model", "latent"): "latent_model:LatentModelCase",
+    ("model", "text"): "text_model:TextModelCase",
+    ("engine", "latent"): "latent_engine:LatentEngineCase",
+    ("engine", "text"): "text_engine:TextEngineCase",
+    "algorithm": "algorithm:AlgorithmCase",
+    "backend": "backend:BackendCase",
+    "reward": "reward:RewardCase",
+    "tracker": "tracker:TrackerCase",
+    "launcher": "launcher:LauncherCase",
+    "transport": "transport:TransportCase",
+    "cell": "cell:CellCase",
 }
-"""Imported when a claim of that kind runs."""
-BENCHES_BY_TRACK: dict[tuple[SubjectKind, str], str] = {
-    ("model", "latent"): "unirl.conformance.fixtures.latent_model:LatentModelBench",
-    ("model", "text"): "unirl.conformance.fixtures.text_model:TextModelBench",
-    ("engine", "latent"): "unirl.conformance.fixtures.latent_engine:LatentEngineBench",
-    ("engine", "text"): "unirl.conformance.fixtures.text_engine:TextEngineBench",
-}
-"""Those of kinds whose parts differ by the track; they have what that of the kind promises, and more."""
+"""Module of `unirl.conformance.fixtures` and class of the argument of claims, by kind of subject, and by the kind of
+track where parts differ by it. Imported when such a claim runs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--unirl-report",
         default="",
         metavar="DIR",
-        help="write conformance.json, the page, MATRIX.md and the badges there",
+        help="write conformance.json, the page and MATRIX.md there",
     )
     group.addoption(
         "--unirl-catalog",
@@ -115,15 +104,18 @@ def pytest_configure(config: pytest.Config) -> None:
     except UniRLError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[_CATALOG] = catalog
-    config.stash[_SUBJECTS] = subjects(catalog, selection, tier=tier)
+    chosen = subjects(catalog, selection, tier=tier)
+    absent = _absent_devices(chosen)
+    config.stash[_SUBJECTS] = [subject for subject in chosen if subject.device not in absent]
     config.stash[_COVERS] = partial(selection.covers, tier=tier)
     if not hasattr(config, "workerinput"):
         collector = Collector(
             catalog=catalog,
             tier=tier,
-            subjects=config.stash[_SUBJECTS],
+            selection=selection.options(),
+            subjects=chosen,
             covers=config.stash[_COVERS],
-            property_name=PROPERTY,
+            absent=absent,
         )
         config.stash[COLLECTOR] = collector
         config.stash[_BEGAN] = time.perf_counter()
@@ -153,11 +145,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out the place holders of claims without subjects, mark the claims that a spec declares as gaps, and put
-    those together that use one started engine: one after the other, in one process."""
+    """Take out the place holders of claims without subjects, mark the claims that a spec declares as gaps, put those
+    together that use one started engine (one after the other, in one process), and claims about plugins last."""
     kept: list[pytest.Item] = []
     rows: dict[tuple[str, str, str], list[tuple[bool, pytest.Item]]] = {}
-    absent: dict[tuple[str, str], str] = {}
     for item in items:
         pair = _claim_and_subject(item)
         if pair is None:
@@ -171,14 +162,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kept.append(item)
             continue
         engine, model = subject.found("engine").spec.name, subject.found("model").spec.name
-        if (engine, subject.device) not in absent:
-            absent[engine, subject.device] = absent_environment(subject, catalog=config.stash[_CATALOG])
-        item.stash[_ABSENT] = absent[engine, subject.device]
         # Claims that start one of their own come last, when the shared one is no longer needed.
         rows.setdefault((engine, subject.device, model), []).append((claim.own_engine, item))
     for row in rows.values():
         kept += [item for _, item in sorted(row, key=lambda pair: pair[0])]
-    items[:] = kept
+    items[:] = sorted(kept, key=lambda item: cast(Any, item).callspec.params["subject"].kind == "plugin")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -195,20 +183,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
         if not subject.refused and not absent_environment(subject, catalog=config.stash[_CATALOG])
     }
     return RowScheduling(config, log, rows)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    pair = _claim_and_subject(item)
-    assert pair is not None
-    _, subject = pair
-    if subject.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise NotRun("no CUDA device is here")
-    absent = item.stash.get(_ABSENT, "")
-    if absent:
-        raise NotRun(absent)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -246,34 +220,43 @@ _SKIPPED = pytest.skip.Exception
 
 
 @pytest.fixture(scope="session")
-def workshop(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+def factory(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PartFactory]:
     """Builds parts for the claims, and keeps what they share until the last of them."""
-    folder = tmp_path_factory.mktemp("workshop")
-    with closing(Workshop(pytestconfig.stash[_CATALOG], folder, status=_status(pytestconfig))) as made:
+    with closing(PartFactory(pytestconfig.stash[_CATALOG], tmp_path_factory.mktemp("factory"))) as made:
         yield made
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, subject: Subject, workshop: Workshop) -> Any:
-    """What the claim works with, by the kind of its subject."""
-    pair = _claim_and_subject(request.node)
-    assert pair is not None
-    module, _, name = bench_of(*pair).partition(":")
-    claim = pair[0]
+def case(request: pytest.FixtureRequest, subject: Subject, factory: PartFactory) -> Any:
+    """The argument of the claim, by the kind of its subject. Raises NotRun without the GPU or the environment that the
+    subject needs."""
+    if subject.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise NotRun("no CUDA device is here")
+    programs = f"environments of {[program.name for program in subject.programs]} on {subject.device}"
+    if absent := factory.shared(programs, lambda: absent_environment(subject, catalog=factory.catalog)):
+        raise NotRun(absent)
+    claim = claim_of(request.function)
+    assert claim is not None
+    # A claim about any track is tried on the first kind that the subject has.
+    track = next(iter(subject.tracks), "") if claim.track == "any" else claim.track
+    module, _, name = CASES[subject.kind if subject.kind in CASES else (subject.kind, track)].partition(":")
+    make = getattr(import_module(f"{__package__}.fixtures.{module}"), name)
     record = request.node.stash[_RECORD] = Record()
     # pytest's own `tmp_path` looks through the folders of all claims before, and turns a link round.
-    folder = Path(mkdtemp(prefix="claim-", dir=workshop.folder))
-    make = getattr(import_module(module), name)
-    return make(subject=subject, workshop=workshop, record=record, folder=folder, own_engine=claim.own_engine)
+    folder = Path(mkdtemp(prefix="claim-", dir=factory.folder))
+    return make(subject=subject, factory=factory, record=record, folder=folder, own_engine=claim.own_engine)
 
 
-def _status(config: pytest.Config) -> Status:
-    """Where this process reports its current work; the controlling process shows it on request."""
-    progress = config.pluginmanager.get_plugin(PROGRESS)
-    if progress is not None:
-        return Status(progress.folder)
-    folder: str = getattr(config, "workerinput", {}).get("unirl_status", "")
-    return Status(Path(folder)) if folder else Status()
+def _absent_devices(chosen: Iterable[Subject]) -> dict[str, str]:
+    """Device of these subjects that is not here -> why nothing can run on it."""
+    if not any(subject.device == "cuda" for subject in chosen):
+        return {}
+    import torch
+
+    return {} if torch.cuda.is_available() else {"cuda": "no CUDA device is here"}
 
 
 def absent_environment(subject: Subject, *, catalog: Catalog) -> str:
@@ -283,12 +266,6 @@ def absent_environment(subject: Subject, *, catalog: Catalog) -> str:
         if not environment.is_present(subject.device):
             return f"the environment of engine {spec.name!r} is not here; `{environment.command(subject.device)}`"
     return ""
-
-
-def bench_of(claim: Claim, subject: Subject) -> str:
-    """What a claim is given. A claim about any track is tried on the first kind that the subject has."""
-    track = next(iter(subject.tracks), "") if claim.track == "any" else claim.track
-    return BENCHES_BY_TRACK.get((subject.kind, track), BENCHES[subject.kind])
 
 
 def _gap(claim: Claim, subject: Subject) -> Gap | None:

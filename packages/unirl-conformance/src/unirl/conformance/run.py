@@ -12,17 +12,16 @@ import pytest
 from unirl.core.errors import RecipeError, RunFailed
 
 from .claims import Tier, suite_modules
-from .progress import Progress
-from .pytest_plugin import COLLECTOR, PROGRESS
+from .pytest_plugin import COLLECTOR
 from .results import Report
 from .subjects import Selection
 
 __all__ = ["Stopped", "run_suite"]
 
 _SUITE = "unirl.conformance.suite"
-_QUIET = ("-q", "--no-header", "--no-summary", "--tb=no", "-p", "no:cacheprovider", "-p", "no:logging")
-"""The report is ours; of pytest only the line of progress is shown. No claim reads captured logs; capturing them would
-take a millisecond of each, and there are thousands."""
+_QUIET = ("--no-header", "--no-summary", "--tb=no", "-p", "no:cacheprovider", "-p", "no:logging")
+"""pytest shows the progress; the report explains the results. No claim reads captured logs, and capturing them would
+take a millisecond of each, of thousands."""
 _PLUGINS = ("--disable-plugin-autoload", "-p", "timeout", *(("-p", "xdist") if find_spec("xdist") else ()))
 """Pytest plugins that happen to be installed here are no part of the claims: some take seconds to load, and some change
 how tests run. Others can be enabled with `-p`."""
@@ -44,13 +43,12 @@ def run_suite(
     catalog: str = "",
     batch_invariant: bool = False,
     pytest_args: Sequence[str] = (),
-    progress: Progress | None = None,
 ) -> Report:
     """Run every selected claim and return the report.
 
     catalog: `"module:function"` that gives the catalog; empty takes what is installed.  batch_invariant: compute in
     that mode, whose variables are to be set before torch is loaded, see `unirl.numerics.batch_invariant`.
-    pytest_args: plain flags of pytest.  progress: shows how far it is; without one, pytest's dots do.
+    pytest_args: flags of pytest, such as `-v` for a line with each claim and the share that is done.
 
     Raises RecipeError when pytest does not take its flags, RunFailed when it could not do its work otherwise, with its
     exit code, and Stopped on Ctrl-C, or a plain KeyboardInterrupt if pytest had not started.
@@ -59,11 +57,7 @@ def run_suite(
     ini = Path(__file__).parent / "suite" / "pytest.ini"
     # Own settings and root, and no conftest.py: what the current folder has of these is about its own tests.
     args = ["-c", str(ini), "--rootdir", str(ini.parent), "--noconftest", *_QUIET, *_PLUGINS, f"--unirl-tier={tier}"]
-    args += [f"--unirl-{kind}={name}" for kind, names in selection.names.items() for name in names]
-    args += [f"--unirl-plugin={dist}" for dist in selection.plugins]
-    args += [f"--unirl-kind={kind}" for kind in selection.kinds]
-    args += [f"--unirl-claim={name}" for name in selection.claims]
-    args += [f"--unirl-without={subject}" for subject in selection.without]
+    args += selection.options("--unirl-")
     if catalog:
         args.append(f"--unirl-catalog={catalog}")
     if batch_invariant:
@@ -71,11 +65,8 @@ def run_suite(
     # Claims about plugins are all that is static, and their modules import nothing heavy.
     light = tier == "static" or selection.kinds == ("plugin",)
     modules = [f"{_SUITE}.{name}" for name in suite_modules(["plugin"])] if light else [_SUITE]
-    holder = _Holder(progress)
+    holder = _Holder()
     began = time.perf_counter()
-    if progress is not None:
-        # pytest would end with a line of counts.
-        args.append("-q")
     code = pytest.main(
         ["-p", "unirl.conformance.pytest_plugin", *args, "--pyargs", *modules, *pytest_args],
         plugins=[holder],
@@ -103,14 +94,11 @@ class _Holder:
     config: pytest.Config | None = None
     stopped = False
 
-    def __init__(self, progress: Progress | None) -> None:
-        self.progress = progress
-
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         # pytest also ends a collection that failed with an exception of this family.
         self.stopped = excinfo.type is KeyboardInterrupt
 
     def pytest_configure(self, config: pytest.Config) -> None:
         self.config = config
-        if self.progress is not None:
-            config.pluginmanager.register(self.progress, PROGRESS)
+        # With `-v`, claims are named by their module alone, wherever the suite is installed.
+        config.cwd_relative_nodeid = lambda nodeid: nodeid

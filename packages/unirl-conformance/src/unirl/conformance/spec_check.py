@@ -1,8 +1,10 @@
-"""Checks that a spec's claims are implemented. Resolves every string in it, so it imports the part's dependencies."""
+"""Checks a spec against its implementation. Resolves every string in it, so it imports the part's dependencies."""
 
 from __future__ import annotations
 
 import inspect
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeAlias, cast, get_args, get_origin, get_type_hints
@@ -39,10 +41,16 @@ BUILD_KEYWORDS: dict[str, tuple[str, ...]] = {
 """Keyword arguments of `build(config, ...)`, by kind of part."""
 
 
+SUMMARY_LENGTH = 120
+"""Characters of a summary: a line of a terminal and of the reference."""
+SOURCE = re.compile(r"arXiv:? ?\d{4}\.\d{4,5}|10\.\d{4,}/\S+|https?://\S+\.\S+")
+"""An arXiv number, a DOI or a link."""
+
+
 def check_spec(spec: Spec, resolve: Resolve) -> list[str]:
-    """Problems of a spec, one sentence each; empty when every claim holds."""
+    """Problems of a spec, one sentence each; empty if it agrees with its implementation."""
     return [
-        *_text(spec),
+        *_summary(spec),
         *_capabilities(spec),
         *_build(spec, resolve),
         *_config(spec, resolve),
@@ -50,12 +58,9 @@ def check_spec(spec: Spec, resolve: Resolve) -> list[str]:
     ]
 
 
-def _text(spec: Spec) -> Iterator[str]:
-    if not spec.summary.strip():
-        yield "summary: empty; say in one sentence what the part is."
-    for gap in spec.gaps:
-        if not gap.claim or not gap.reason:
-            yield f"gaps: {gap} needs a claim and a reason."
+def _summary(spec: Spec) -> Iterator[str]:
+    if len(spec.summary.split()) < 3 or len(spec.summary) > SUMMARY_LENGTH or "\n" in spec.summary:
+        yield f"summary: got {spec.summary!r}, expected one line of 3 words to {SUMMARY_LENGTH} characters."
 
 
 def _capabilities(spec: Spec) -> Iterator[str]:
@@ -122,6 +127,8 @@ def _by_kind(spec: Spec, resolve: Resolve) -> Iterator[str]:
         yield from _needs("needs", spec.needs)
         for key, further in spec.when.items():
             yield from _needs(f"when[{key!r}]", spec.needs.merged(further))
+        if not SOURCE.search(spec.paper) and len(spec.paper.split()) < 5:
+            yield f"paper: got {spec.paper!r}, expected an arXiv number, a DOI, a link or a sentence of reasons."
         if spec.reference:
             yield from _function("reference", spec.reference, resolve, "reference(config, inputs)", None, None)
     if isinstance(spec, RewardSpec):
@@ -131,10 +138,12 @@ def _by_kind(spec: Spec, resolve: Resolve) -> Iterator[str]:
 def _reward(spec: RewardSpec, resolve: Resolve) -> Iterator[str]:
     if spec.tiny:
         yield from _function("tiny", spec.tiny, resolve, "write(folder, seed=)", None, seed=0)
-    if not spec.scale.strip():
-        yield "scale: empty; say what the score means and its range."
+    if len(spec.scale.split()) < 3:
+        yield f"scale: got {spec.scale!r}, expected the meaning of the score in three words or more."
     if not spec.range[0] < spec.range[1]:
         yield f"range: {spec.range} is empty; give the smallest and the largest score."
+    if all(map(math.isinf, spec.range)) and "unbounded" not in spec.scale:
+        yield f'range: {spec.range} has no bound; give one, or say "unbounded" in `scale`.'
     for part in set(spec.parts) & set(RESERVED_PARTS):
         yield f"parts: {part!r} is a reserved name; call the component something else."
     if not spec.examples:
@@ -213,13 +222,6 @@ def _function(
     if not callable(function):
         yield f"{what}: {target!r} is not a function but of type {type(function).__name__}."
         return
-    yield from _misfit(what, target, function, call, *arguments, **keywords)
-
-
-def _misfit(
-    what: str, target: str, function: Callable[..., Any], call: str, *arguments: object, **keywords: object
-) -> Iterator[str]:
-    """A sentence if a function cannot be called in this way."""
     try:
         inspect.signature(function).bind(*arguments, **keywords)
     except TypeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -19,27 +19,37 @@ from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, Kind, 
 
 from .claims import SUBJECT_KINDS, TIERS, Claim, SubjectKind, Tier
 
-__all__ = ["Selection", "Subject", "devices_of", "not_applicable", "subjects", "tracks_of"]
+__all__ = [
+    "Selection",
+    "Subject",
+    "common_tracks",
+    "devices_of",
+    "not_applicable",
+    "subject_id",
+    "subjects",
+    "tracks_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What a claim is tried on: one plugin, one part, or parts together."""
+    """Subject of claims: one plugin, one part, or parts together."""
 
     kind: SubjectKind
     parts: tuple[Found, ...] = ()
     """The part that the claims are about comes first."""
     plugin: PluginRecord | None = None
-    """Of a `plugin` subject."""
+    """The plugin of a `plugin` subject."""
     device: str = "cpu"
     refused: str = ""
     """Why these parts do not go together; every claim about them is then n/a, whatever the device."""
 
     @property
     def id(self) -> str:
-        """Readable and unique among subjects of its kind: `trainside+sd3`, with `@cuda` on a GPU."""
-        names = [self.plugin.dist] if self.plugin else [result.spec.name for result in self.parts]
-        return "+".join(names) + ("" if self.device == "cpu" else f"@{self.device}")
+        """Unique among subjects of its kind, see `subject_id`."""
+        return subject_id(
+            [self.plugin.dist] if self.plugin else [result.spec.name for result in self.parts], self.device
+        )
 
     @property
     def own(self) -> Spec | None:
@@ -59,8 +69,7 @@ class Subject:
     @property
     def tracks(self) -> tuple[str, ...]:
         """Kinds of tracks that it is tried on, latents first; none where it has to do with neither."""
-        result = [tracks for tracks in (tracks_of(part.spec) for part in self.parts) if tracks]
-        return tuple(track for track in result[0] if all(track in others for others in result)) if result else ()
+        return common_tracks([tracks_of(part.spec) for part in self.parts])
 
     def found(self, kind: Kind) -> Found:
         """The part of a kind. The kind of the subject says which there are."""
@@ -84,6 +93,13 @@ class Selection:
     def is_narrow(self) -> bool:
         """Whether parts or dists are named: then everything else is left out."""
         return bool(self.plugins or any(self.names.values()))
+
+    def options(self, prefix: str = "--") -> tuple[str, ...]:
+        """The selection as options: `--engine=trainside`."""
+        named = [*self.names.items(), ("plugin", self.plugins), ("kind", self.kinds), ("claim", self.claims)]
+        return tuple(
+            f"{prefix}{name}={value}" for name, values in [*named, ("without", self.without)] for value in values
+        )
 
     def check(self, catalog: Catalog) -> None:
         """Raises PluginNotFound, PluginNotInstalled or PluginBroken for a name that cannot be tried."""
@@ -122,9 +138,8 @@ class Selection:
         return bool(common) and all(there[kind] in asked[kind] for kind in common)
 
     def leaves_out(self, subject: Subject, *, tier: Tier) -> bool:
-        """Of subjects that are taken because a part of theirs is named, those that are not selected themselves: parts
-        that do not
-        go together, and below tier full combinations with an engine in an environment of its own."""
+        """Whether a subject that `takes` accepts, because one of its parts is named, is not selected itself: its parts
+        do not go together, or, below tier full, it is a combination with an external engine."""
         if not self.is_narrow:
             return False
         if subject.refused:
@@ -136,7 +151,7 @@ class Selection:
 
 
 def devices_of(tier: Tier) -> tuple[str, ...]:
-    """What parts are tried on at a tier."""
+    """Devices that parts are tested on at a tier."""
     return ("cpu",) if tier in ("static", "tiny") else ("cpu", "cuda")
 
 
@@ -171,6 +186,17 @@ def subjects(catalog: Catalog, selection: Selection | None = None, *, tier: Tier
         for device in (("cpu",) if s.kind == "plugin" or s.refused else devices_of(tier))
     ]
     return sorted(placed, key=lambda s: (SUBJECT_KINDS.index(s.kind), s.id))
+
+
+def subject_id(names: Iterable[str], device: str) -> str:
+    """Readable, and unique among subjects of a kind: `trainside+sd3`, with `@cuda` on a GPU."""
+    return "+".join(names) + ("" if device == "cpu" else f"@{device}")
+
+
+def common_tracks(tracks: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Kinds of tracks that several parts share, in the order of the first; parts with an empty tuple work with any."""
+    stated = [each for each in tracks if each]
+    return tuple(track for track in stated[0] if all(track in others for others in stated)) if stated else ()
 
 
 def tracks_of(spec: Spec) -> tuple[str, ...]:

@@ -13,9 +13,9 @@ from unirl.core.types.track import Status, TextSegment, Track
 from unirl.numerics.tokens.replay import replay_values
 from unirl.numerics.train.track_replay import replay_step_values
 
-from .model import CHANNELS, WorkbenchModel
-from .text_model import WIDTH, TextWorkbenchModel
-from .updates import PlainUpdater
+from .plain_updater import PlainUpdater
+from .tiny_decoder import WIDTH, TinyDecoder
+from .tiny_denoiser import CHANNELS, TinyDenoiser
 
 __all__ = ["PlainCritic"]
 
@@ -31,7 +31,7 @@ class PlainCritic(PlainUpdater):
 
     def __init__(
         self,
-        model: TextWorkbenchModel | WorkbenchModel,
+        model: TinyDecoder | TinyDenoiser,
         *,
         is_fresh: bool = False,
         lr: float = 0.0,
@@ -41,7 +41,7 @@ class PlainCritic(PlainUpdater):
         self._own = type(model)(seed=1, device=model.device)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(2)
-            head = nn.Linear(WIDTH if isinstance(model, TextWorkbenchModel) else CHANNELS, 1)
+            head = nn.Linear(WIDTH if isinstance(model, TinyDecoder) else CHANNELS, 1)
         if is_fresh:
             nn.init.zeros_(head.weight)
             nn.init.zeros_(head.bias)
@@ -56,7 +56,7 @@ class PlainCritic(PlainUpdater):
 
     def _of_tokens(self, track: Track) -> Tensor:
         model = self._model
-        assert isinstance(model, TextWorkbenchModel)
+        assert isinstance(model, TinyDecoder)
 
         def critic(batch: TokenBatch) -> Tensor:
             return self.net["head"](model.hidden(batch, trunk=self.net["trunk"])).squeeze(1)
@@ -69,7 +69,7 @@ class PlainCritic(PlainUpdater):
         own = self._own
         latents = track.latent.latents.nan_to_num(nan=0.0)
         track = dataclasses.replace(track, segment=dataclasses.replace(track.latent, latents=latents))
-        assert isinstance(own, WorkbenchModel)
+        assert isinstance(own, TinyDenoiser)
 
         def critic(x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
             return self.net["head"](own.velocity(x, sigma, conditions).flatten(2).mean(2)).squeeze(1)

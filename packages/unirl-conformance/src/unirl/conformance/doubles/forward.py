@@ -6,10 +6,10 @@ from torch import Tensor
 from unirl.core.roles import DivergenceKind, Forward, Policy, Replayed, ReplayedTokens
 from unirl.core.types.track import Track
 
-__all__ = ["SameForward"]
+__all__ = ["ForwardWrapper"]
 
 
-class SameForward:
+class ForwardWrapper:
     """Base of those that change or watch one thing. Fits `unirl.core.roles.Forward`."""
 
     def __init__(self, forward: Forward) -> None:

@@ -80,9 +80,9 @@ def multistep(
     return ratio * x + weight * used, (x0, sigma)
 
 
-def log_density(kernel: str, found: Tensor, mean: Tensor, std: float, *, options: Mapping[str, Any]) -> Tensor:
-    """[B] log-density of found [B, ...] under N(mean, std^2), averaged over the elements of a row."""
-    square = (found - mean).square().flatten(1).mean(1)
+def log_density(kernel: str, x: Tensor, mean: Tensor, std: float, *, options: Mapping[str, Any]) -> Tensor:
+    """[B] log-density of x [B, ...] under N(mean, std^2), averaged over the elements of a row."""
+    square = (x - mean).square().flatten(1).mean(1)
     if kernel == "cps" and not options.get("constants", True):
         return -square
     return -square / (2 * std**2) - math.log(std) - 0.5 * math.log(2 * math.pi)

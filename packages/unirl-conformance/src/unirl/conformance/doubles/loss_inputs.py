@@ -1,10 +1,9 @@
-"""What a loss in NumPy is given: the numbers of a trial, recomputed from its track."""
+"""Inputs of a loss in NumPy: the numbers of a training setup, recomputed from its track."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,42 +12,105 @@ from unirl.conformance.reference import LossInputs, PointLossInputs, RewardLossI
 from unirl.core.roles import Forward, Policy, Replayed, ReplayedTokens
 from unirl.core.types.track import Status, Track
 from unirl.numerics.tokens.batches import pad_batch
-from unirl.numerics.tokens.replay import per_token
 from unirl.numerics.train.actions import per_action
 
-from ..fixtures.trial import Trial
-from .forward import SameForward
+from ..fixtures.training_setup import TrainingSetup
+from .forward import ForwardWrapper
 from .pixel_score import REWARD_WEIGHTS, PixelScore
-from .text_model import TextWorkbenchModel
+from .tiny_decoder import TinyDecoder
+from .track_numbers import log_probs_of
 
 __all__ = ["loss_inputs", "point_inputs", "replayed", "reward_inputs"]
 
 
-def replayed(trial: Trial, policy: Policy) -> Replayed | ReplayedTokens:
-    """The trial's track under a policy's weights as they are now."""
+def replayed(setup: TrainingSetup, policy: Policy) -> Replayed | ReplayedTokens:
+    """The setup's track under a policy's weights as they are now."""
     with torch.no_grad():
-        return trial.replay()(trial.track.to(trial.model.device), policy=policy)
+        return setup.replay()(setup.track.to(setup.model.device), policy=policy)
 
 
 def loss_inputs(
-    trial: Trial, track: Track, *, new: Replayed | ReplayedTokens, old: Replayed | ReplayedTokens, progress: float
+    setup: TrainingSetup,
+    track: Track,
+    *,
+    new: Replayed | ReplayedTokens,
+    old: Replayed | ReplayedTokens,
+    progress: float,
 ) -> LossInputs | TokenLossInputs:
-    """track: anchored.  new, old: `replayed` with the weights that train, and those that the loss compares with."""
-    reference = replayed(trial, "reference")
-    if trial.is_text:
-        assert isinstance(new, ReplayedTokens) and isinstance(old, ReplayedTokens)
-        assert isinstance(reference, ReplayedTokens)
-        return _of_tokens(trial, track, new, old, reference, progress=progress)
-    assert isinstance(new, Replayed) and isinstance(old, Replayed) and isinstance(reference, Replayed)
-    return _of_steps(trial, track, new, old, reference, progress=progress)
+    """track: with old log-probs.  new, old: `replayed` with the weights that train, and those that the loss compares
+    with."""
+    given = log_probs_of(track)
+    shared: dict[str, Any] = {
+        "log_probs": _numpy(new.log_probs),
+        "old_log_probs": _numpy(old.log_probs if given is None else given),
+        "weights": _numpy(track.sample_weights),
+        "progress": progress,
+        "advantages": None if track.advantages is None else _numpy(track.advantages),
+    }
+    if setup.critic is not None:
+        assert track.rewards is not None
+        with torch.no_grad():
+            values = setup.critic.values(track.to(setup.model.device))
+        shared |= {"advantages": None, "rewards": _numpy(track.rewards), "values": _numpy(values)}
+        shared |= {"old_values": _numpy(per_action(track, "values"))}
+    reference = replayed(setup, "reference")
+    if isinstance(new, ReplayedTokens):
+        return _of_tokens(setup, track, new, cast(ReplayedTokens, reference), shared)
+    return _of_steps(track, new, cast(Replayed, old), cast(Replayed, reference), shared)
 
 
-def point_inputs(trial: Trial, track: Track, *, progress: float) -> PointLossInputs:
-    """track: anchored. The points are those that the loss asks for, which must be the same for every policy."""
-    asked = _Recorded(trial.replay())
-    with torch.no_grad():
-        trial.losses(track, replay=asked, progress=progress)
-    points = list(asked.points.values())
+def _of_steps(track: Track, new: Replayed, old: Replayed, reference: Replayed, shared: dict[str, Any]) -> LossInputs:
+    segment, shape = track.latent, new.log_probs.shape
+    return LossInputs(
+        means=_numpy(new.means),
+        old_means=_numpy(old.means),
+        reference_means=_numpy(reference.means),
+        std=_numpy(new.std.reshape(shape)),
+        g=_numpy(new.g.reshape(shape)),
+        sigmas=_numpy(segment.sigmas),
+        sde_steps=np.asarray(segment.sde_steps.cpu()),
+        sampler=segment.sampler,
+        **shared,
+    )
+
+
+def _of_tokens(
+    setup: TrainingSetup, track: Track, new: ReplayedTokens, reference: ReplayedTokens, shared: dict[str, Any]
+) -> TokenLossInputs:
+    assert new.entropy is not None
+    compares_distributions = setup.needs.log_probs == "none" and setup.needs.reference != "none"
+    return TokenLossInputs(
+        engine_log_probs=_numpy(per_action(setup.track, "log_probs")),
+        reference_log_probs=_numpy(reference.log_probs),
+        distributions=_distributions(setup) if compares_distributions else None,
+        entropy=_numpy(new.entropy),
+        valid=np.asarray(new.valid.cpu()),
+        is_truncated=np.asarray([status is Status.TRUNCATED for status in track.status]),
+        units=track.units(),
+        **shared,
+    )
+
+
+def _distributions(setup: TrainingSetup) -> dict[str, Any]:
+    """Those of the live and the reference policy over every token, as the weights are now."""
+    text, model = setup.track.text, setup.model
+    assert isinstance(model, TinyDecoder)
+    batch = pad_batch(text.prompt_tokens, text.tokens, pad_token=model.pad_token)
+    policies: tuple[Policy, ...] = ("live", "reference")
+    result: dict[str, Any] = {}
+    for policy in policies:
+        with torch.no_grad(), setup.policies(policy):
+            flat = model.log_distributions(batch, temperature=text.temperature)
+        rows = flat.split(list(text.lengths))
+        result[policy] = _numpy(torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True))
+    return result
+
+
+def point_inputs(setup: TrainingSetup, track: Track, *, progress: float) -> PointLossInputs:
+    """track: with old log-probs. The points are those that the loss asks for, which must be the same for every
+    policy."""
+    recorded = _recorded(setup, track, progress=progress)
+    points = list(recorded.points.values())
     assert points, "the spec needs no trajectory, and loss() asks for no velocity"
     x, sigma, _ = points[0]
     assert all(torch.equal(x, other) for other, _, _ in points), "policies are asked for at different points"
@@ -59,7 +121,7 @@ def point_inputs(trial: Trial, track: Track, *, progress: float) -> PointLossInp
         clean=_numpy(track.latent.final),
         x=_numpy(x),
         sigma=_numpy(sigma),
-        velocities={policy: _numpy(velocity) for policy, (_, _, velocity) in asked.points.items()},
+        velocities={policy: _numpy(velocity) for policy, (_, _, velocity) in recorded.points.items()},
         old_log_probs=None if old is None else _numpy(old),
         units=track.units(),
         advantages=_numpy(advantages),
@@ -68,39 +130,26 @@ def point_inputs(trial: Trial, track: Track, *, progress: float) -> PointLossInp
     )
 
 
-def reward_inputs(trial: Trial, track: Track, *, progress: float) -> RewardLossInputs:
-    """track: anchored. The images are those that the loss decodes, in its order."""
-    asked = _Decoded(trial.replay())
-    with torch.no_grad():
-        trial.losses(track, replay=asked, progress=progress)
-    assert asked.images, "the spec needs differentiable rewards, and loss() decodes nothing"
+def reward_inputs(setup: TrainingSetup, track: Track, *, progress: float) -> RewardLossInputs:
+    """track: with old log-probs. The images are those that the loss decodes, in its order."""
+    images = _recorded(setup, track, progress=progress).images
+    assert images, "the spec needs differentiable rewards, and loss() decodes nothing"
     score = PixelScore(weights=REWARD_WEIGHTS)
     everyone = dataclasses.replace(track, sample_weights=torch.ones_like(track.sample_weights))
     return RewardLossInputs(
-        rewards=_numpy(torch.stack([score(everyone, images) for images in asked.images], dim=1)),
+        rewards=_numpy(torch.stack([score(everyone, each) for each in images], dim=1)),
         weights=_numpy(track.sample_weights),
         progress=progress,
     )
 
 
-class _Decoded(SameForward):
-    """Keeps the images that a loss decodes."""
-
-    def __init__(self, forward: Forward) -> None:
-        super().__init__(forward)
-        self.images: list[Tensor] = []
-
-    def decode(self, track: Track, latents: Tensor) -> Tensor:
-        self.images.append(super().decode(track, latents))
-        return self.images[-1]
-
-
-class _Recorded(SameForward):
-    """Keeps the points that a loss asks for, and the answers, by policy."""
+class _Recorder(ForwardWrapper):
+    """Keeps the points that a loss asks for and the answers, by policy, and the images that it decodes."""
 
     def __init__(self, forward: Forward) -> None:
         super().__init__(forward)
         self.points: dict[Policy, tuple[Tensor, Tensor, Tensor]] = {}
+        self.images: list[Tensor] = []
 
     def velocity(
         self, track: Track, x: Tensor, sigma: Tensor, *, policy: Policy = "live", guided: bool = False
@@ -109,80 +158,16 @@ class _Recorded(SameForward):
         self.points[policy] = (x, sigma, result)
         return result
 
+    def decode(self, track: Track, latents: Tensor) -> Tensor:
+        self.images.append(super().decode(track, latents))
+        return self.images[-1]
 
-def _judged(trial: Trial, track: Track) -> dict[str, Any]:
-    """What a critic adds; nothing where there is none."""
-    if trial.critic is None:
-        return {"advantages": None if track.advantages is None else _numpy(track.advantages)}
-    assert track.rewards is not None
+
+def _recorded(setup: TrainingSetup, track: Track, *, progress: float) -> _Recorder:
+    recorder = _Recorder(setup.replay())
     with torch.no_grad():
-        now = trial.critic.values(track.to(trial.model.device))
-    return {
-        "advantages": None,
-        "rewards": _numpy(track.rewards),
-        "values": _numpy(now),
-        "old_values": _numpy(per_action(track, "values")),
-    }
-
-
-def _of_steps(
-    trial: Trial, track: Track, new: Replayed, old: Replayed, reference: Replayed, *, progress: float
-) -> LossInputs:
-    per_step: Callable[[Tensor], Any] = lambda value: _numpy(value.reshape(new.log_probs.shape))  # noqa: E731
-    segment = track.latent
-    return LossInputs(
-        log_probs=_numpy(new.log_probs),
-        old_log_probs=_numpy(old.log_probs if segment.log_probs is None else segment.log_probs),
-        means=_numpy(new.means),
-        old_means=_numpy(old.means),
-        reference_means=_numpy(reference.means),
-        std=per_step(new.std),
-        g=per_step(new.g),
-        sigmas=_numpy(segment.sigmas),
-        sde_steps=np.asarray(segment.sde_steps.cpu()),
-        sampler=segment.sampler,
-        weights=_numpy(track.sample_weights),
-        progress=progress,
-        **_judged(trial, track),
-    )
-
-
-def _of_tokens(
-    trial: Trial, track: Track, new: ReplayedTokens, old: ReplayedTokens, reference: ReplayedTokens, *, progress: float
-) -> TokenLossInputs:
-    segment = track.text
-    assert new.entropy is not None
-    return TokenLossInputs(
-        log_probs=_numpy(new.log_probs),
-        old_log_probs=_numpy(old.log_probs if segment.log_probs is None else per_token(segment, "log_probs")),
-        engine_log_probs=_numpy(per_token(trial.track.text, "log_probs")),
-        reference_log_probs=_numpy(reference.log_probs),
-        distributions=_distributions(trial)
-        if trial.needs.log_probs == "none" and trial.needs.reference != "none"
-        else None,
-        entropy=_numpy(new.entropy),
-        valid=np.asarray(new.valid.cpu()),
-        weights=_numpy(track.sample_weights),
-        is_truncated=np.asarray([status is Status.TRUNCATED for status in track.status]),
-        units=track.units(),
-        progress=progress,
-        **_judged(trial, track),
-    )
-
-
-def _distributions(trial: Trial) -> dict[str, Any]:
-    """Of the live and the reference policy over every token, as the weights are now."""
-    text, model = trial.track.text, trial.model
-    assert isinstance(model, TextWorkbenchModel)
-    batch = pad_batch(text.prompt_tokens, text.tokens, pad_token=model.pad_token)
-    policies: tuple[Policy, ...] = ("live", "reference")
-    result: dict[str, Any] = {}
-    for policy in policies:
-        with torch.no_grad(), trial.policies(policy):
-            flat = model.log_distributions(batch, temperature=text.temperature)
-        rows = flat.split(list(text.lengths))
-        result[policy] = _numpy(torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True))
-    return result
+        setup.losses(track, replay=recorder, progress=progress)
+    return recorder
 
 
 def _numpy(value: Any) -> Any:

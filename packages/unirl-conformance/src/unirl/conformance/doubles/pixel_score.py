@@ -12,7 +12,7 @@ from unirl.core.types.track import Track
 __all__ = ["REWARD_WEIGHTS", "PixelScore"]
 
 REWARD_WEIGHTS: Mapping[str, float] = {"one": 0.75, "two": 0.25}
-"""Of the rewards that algorithms are tried with."""
+"""Weights of the rewards that algorithms are tested with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,9 @@ class PixelScore:
     """Weighted sum of two rewards, each a function of one image alone. Implements `unirl.core.roles.GradientScore`."""
 
     weights: Mapping[str, float]
-    """Of `one`, the mean square of the pixels, and `two`, the mean sine of five times a pixel."""
+    """Weights of `one`, the mean square of the pixels, and `two`, the mean sine of five times a pixel."""
     factor: float = 1.0
-    """Of the whole score."""
+    """Factor of the whole score."""
 
     def __call__(self, track: Track, media: Tensor) -> Tensor:
         pixels = media.flatten(1)

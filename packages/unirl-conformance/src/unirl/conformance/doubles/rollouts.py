@@ -1,19 +1,27 @@
-"""Rollouts made by the shared loops over steps and tokens, for claims about parts that are no engine."""
+"""Rollouts made by the shared loops over steps and tokens, for claims about parts other than engines."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
-from unirl.core.roles import DiffusionModel, TextModel
-from unirl.core.types.request import Request
+from unirl.core.roles import DiffusionModel, Model, TextModel
+from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.track import Track
 from unirl.numerics.diffusion.rollout import branch_inputs, encoded, latent_track, sample_latents
 from unirl.numerics.tokens.rollout import generate_text, text_conditions, text_track, visible_texts
 
-__all__ = ["sample_text", "sample_track"]
+__all__ = ["make_rollout"]
 
 
-def sample_track(model: DiffusionModel, request: Request) -> Track:
-    """The latent track of a request, sampled with the model as it is, decoded where the sampling says so."""
+def make_rollout(model: Model, request: Request) -> Track:
+    """The track of a request, sampled with the model as it is."""
+    if isinstance(request.params, TextRequest):
+        return _texts(cast(TextModel, model), request)
+    return _latents(cast(DiffusionModel, model), request)
+
+
+def _latents(model: DiffusionModel, request: Request) -> Track:
     expected = request.latent
     with torch.no_grad():
         conditions = {
@@ -37,8 +45,7 @@ def sample_track(model: DiffusionModel, request: Request) -> Track:
     )
 
 
-def sample_text(model: TextModel, request: Request) -> Track:
-    """The text track of a request, generated with the model as it is."""
+def _texts(model: TextModel, request: Request) -> Track:
     expected = request.text
     conditions = text_conditions(model, request.inputs, sampling=expected.sampling)
     generated = generate_text(model, expected, conditions=conditions)

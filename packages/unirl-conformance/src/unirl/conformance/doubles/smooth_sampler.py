@@ -43,7 +43,8 @@ SIGMAS: Numbers = np.array([1.0, 0.9, 0.7, 0.5, 0.2, 0.0], dtype=np.float32).ast
 STEPS = len(SIGMAS) - 1
 WEIGHTS: Numbers = np.array([0.4, -0.7, 0.5])
 CLOSE = {"rel": 1e-4, "abs": 1e-7}
-"""Of fp32 gradients: means over 36 numbers of order 0.1, each of tens of operations of 6e-8, which partly cancel."""
+"""Tolerance of fp32 gradients: means over 36 numbers of order 0.1, each of tens of operations of 6e-8, which partly
+cancel."""
 
 
 def velocity(weights: Numbers, x: Numbers, sigma: float) -> Numbers:
@@ -52,7 +53,7 @@ def velocity(weights: Numbers, x: Numbers, sigma: float) -> Numbers:
 
 
 def mean_reward(latents: Numbers) -> float:
-    """Of latents [n, ...], over the rows."""
+    """Mean over the rows of latents [n, ...]."""
     return float(np.sin(5 * (0.5 + latents / 20)).mean())
 
 
@@ -68,7 +69,7 @@ class SmoothModel:
     def __init__(self) -> None:
         self.weights = torch.tensor(WEIGHTS, dtype=torch.float32, requires_grad=True)
         self.batch_sizes: list[int] = []
-        """Of each forward."""
+        """Size of the batch of each forward."""
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Any) -> Tensor:
         self.batch_sizes.append(len(x))

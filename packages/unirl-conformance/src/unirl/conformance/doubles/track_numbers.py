@@ -1,4 +1,4 @@
-"""The numbers of a track by step or by token, in one shape for both kinds of track."""
+"""Numbers of a track by SDE step or by token, in one shape for both kinds of track."""
 
 from __future__ import annotations
 
@@ -8,44 +8,30 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from unirl.core.types.track import PER_TOKEN, LatentSegment, TextSegment, Track
-from unirl.numerics.tokens.replay import per_token
+from unirl.core.types.track import PER_TOKEN, Track
+from unirl.numerics.train.actions import per_action, with_per_action
 
-__all__ = ["advantages_of", "changed_per_token", "log_probs_of", "with_advantages", "with_log_probs", "with_mask"]
+__all__ = ["advantages_of", "changed_per_token", "log_probs_of", "with_advantages", "with_mask"]
 
 
 def log_probs_of(track: Track) -> Tensor | None:
     """[n, S] log-probs of the SDE steps or of the tokens that a track carries, 0 past the end of a text."""
-    if isinstance(track.segment, TextSegment):
-        return None if track.segment.log_probs is None else per_token(track.segment, "log_probs")
-    return track.latent.log_probs
-
-
-def with_log_probs(track: Track, log_probs: Tensor) -> Track:
-    """The same track with these log-probs [n, S], of a text as far as it goes."""
-    if not isinstance(track.segment, TextSegment):
-        return dataclasses.replace(track, segment=dataclasses.replace(track.latent, log_probs=log_probs))
-    result = tuple(row[:length] for row, length in zip(log_probs, track.segment.lengths, strict=True))
-    return dataclasses.replace(track, segment=dataclasses.replace(track.segment, log_probs=result))
+    assert track.segment is not None
+    return None if track.segment.log_probs is None else per_action(track, "log_probs")
 
 
 def advantages_of(track: Track) -> Tensor:
     """[n, S] of the tokens or steps of a track that has them, 0 past the end of a text; else [n, 1] of the samples."""
-    if isinstance(track.segment, TextSegment) and track.segment.advantages is not None:
-        return per_token(track.segment, "advantages")
-    if isinstance(track.segment, LatentSegment) and track.segment.advantages is not None:
-        return track.segment.advantages
+    if track.segment is not None and track.segment.advantages is not None:
+        return per_action(track, "advantages")
     assert track.advantages is not None, "neither the samples nor their tokens have advantages"
     return track.advantages[:, None]
 
 
 def with_advantages(track: Track, advantages: Tensor) -> Track:
     """The same track with these advantages, of the shape that `advantages_of` gives."""
-    if isinstance(track.segment, TextSegment) and track.segment.advantages is not None:
-        result = tuple(row[:length] for row, length in zip(advantages, track.segment.lengths, strict=True))
-        return dataclasses.replace(track, segment=dataclasses.replace(track.segment, advantages=result))
-    if isinstance(track.segment, LatentSegment) and track.segment.advantages is not None:
-        return dataclasses.replace(track, segment=dataclasses.replace(track.segment, advantages=advantages))
+    if track.segment is not None and track.segment.advantages is not None:
+        return with_per_action(track, advantages=advantages)
     return dataclasses.replace(track, advantages=advantages.squeeze(1))
 
 

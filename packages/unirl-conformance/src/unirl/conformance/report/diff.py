@@ -1,55 +1,52 @@
-"""Compares two reports: regressions, improvements, new and removed outcomes, changed numbers."""
+"""Compares the states and numbers of two reports."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..claims import TIERS
 from ..results import Outcome, Report
-from ..verdicts import Number, State
+from ..verdicts import Number
 from .words import SYMBOLS, count_of, number
 
-if TYPE_CHECKING:
-    from ..subjects import Selection
-
-__all__ = ["FACTOR", "Change", "Diff", "Direction", "NumberChange", "compare", "print_diff"]
+__all__ = ["FACTOR", "Change", "Diff", "Direction", "compare", "print_diff"]
 
 FACTOR = 10.0
-"""A number is reported if it changed by more than this factor: rounding differs between machines, its order does
-not."""
+"""A number is listed if it changed by more than this factor: rounding differs between machines, its order does not."""
 
 Direction = Literal["worse", "better", "other"]
-"""`other`: neither, such as a promise that was made or withdrawn."""
+"""`other`: neither, such as a capability that is no longer declared."""
+Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One claim about one subject whose outcome changed, is new, or was removed."""
+    """A claim on a subject whose state changed, is new, or is gone."""
 
-    direction: Direction
     old: Outcome | None
-    """None: it is new."""
     new: Outcome | None
-    """None: it is gone."""
-    why: str = ""
-    """What it means, where the two states do not say it."""
+    is_withdrawn: bool = False
+    """Whether it is gone because it does not apply any more."""
 
     @property
-    def outcome(self) -> Outcome:
-        result = self.new or self.old
-        assert result is not None
-        return result
+    def direction(self) -> Direction:
+        """Worse: a new failure, and whatever passed and does not pass now, unless it does not apply any more."""
+        if self.new is not None and self.new.state in ("fail", "pass"):
+            return "worse" if self.new.state == "fail" else "better"
+        has_passed = self.old is not None and self.old.state == "pass"
+        return "worse" if has_passed and not self.is_withdrawn else "other"
 
-
-@dataclass(frozen=True, kw_only=True)
-class NumberChange:
-    outcome: Outcome
-    """The new one."""
-    old: Number
-    new: Number
+    def __str__(self) -> str:
+        one = self.new or self.old
+        assert one is not None
+        was = f"{SYMBOLS[self.old.state]} {self.old.state}" if self.old else "new"
+        gone = f"{SYMBOLS['n/a']} n/a" if self.is_withdrawn else "no longer tested"
+        now = f"{SYMBOLS[self.new.state]} {self.new.state}" if self.new else gone
+        reason = f": {self.new.reason}" if self.new and self.new.reason else ""
+        return f"{was} -> {now}  {one.claim} on {one.kind} {one.subject}{reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,138 +54,89 @@ class Diff:
     notes: tuple[str, ...]
     """Differences between the runs as a whole: tier, suite, environment."""
     changes: tuple[Change, ...]
-    numbers: tuple[NumberChange, ...]
-    factor: float
+    numbers: tuple[str, ...]
+    """A line for each number that changed by more than the factor, or has another bound."""
     num_not_covered: int
-    """Outcomes of the old report that the new run was not about: a higher tier, or outside of what was selected."""
+    """Outcomes of the old report outside of the new run: of a higher tier, or not selected."""
 
     def in_direction(self, direction: Direction) -> tuple[Change, ...]:
         return tuple(change for change in self.changes if change.direction == direction)
 
     @property
     def got_worse(self) -> bool:
-        """Whether what passed fails, is a gap, was not run or is gone, or a failure came up."""
         return bool(self.in_direction("worse"))
 
 
-Key = tuple[str, str, str]
-
-
-def compare(old: Report, new: Report, *, selected: Selection | None = None, factor: float = FACTOR) -> Diff:
-    """Changes from one report to another, by claim, kind and subject.
-
-    selected: the selection of the new run, so that unselected claims do not count as removed.
-    """
+def compare(old: Report, new: Report) -> Diff:
+    """Changes from one report to another, by claim, kind and subject."""
     before, after = _by_key(old), _by_key(new)
-    covered = _Coverage(old, new, selected)
-    changes: list[Change] = []
-    numbers: list[NumberChange] = []
-    num_not_covered = 0
-    for key, was in before.items():
-        result = after.get(key)
-        if result is not None:
-            changes += _changed(was, result)
-            numbers += _moved(was, result, factor)
-        elif covered(was):
-            changes.append(_gone(was))
-        else:
-            num_not_covered += 1
-    changes += [_come(result) for key, result in after.items() if key not in before]
+    coverage = _Coverage(old, new)
+    gone = [was for key, was in before.items() if key not in after]
+    covered = [was for was in gone if coverage.has(was)]
+    both = [(was, after[key]) for key, was in before.items() if key in after]
     return Diff(
         notes=tuple(_notes(old, new)),
-        changes=tuple(changes),
-        numbers=tuple(numbers),
-        factor=factor,
-        num_not_covered=num_not_covered,
+        changes=(
+            *(Change(old=was, new=now) for was, now in both if was.state != now.state),
+            *(Change(old=was, new=None, is_withdrawn=coverage.is_withdrawn(was)) for was in covered),
+            *(Change(old=None, new=now) for key, now in after.items() if key not in before),
+        ),
+        numbers=tuple(line for was, now in both for line in _moved(was, now)),
+        num_not_covered=len(gone) - len(covered),
     )
 
 
 def _by_key(report: Report) -> Mapping[Key, Outcome]:
-    return {(o.claim, o.kind, o.subject): o for o in report.outcomes}
+    return {(one.claim, one.kind, one.subject): one for one in report.outcomes}
 
 
 class _Coverage:
-    """Whether the new run would have tried what the old one did, were it still there."""
+    """Why the new run has no outcome for one of the old: outside of the run, not applicable, or lost."""
 
-    def __init__(self, old: Report, new: Report, selected: Selection | None) -> None:
-        self._tiers = {claim.name: claim.tier for claim in old.claims}
-        self._devices = {(subject.kind, subject.id): subject.device for subject in old.subjects}
+    def __init__(self, old: Report, new: Report) -> None:
+        self._new = new
+        self._claims = {claim.name for claim in new.claims}
+        self._tiers = {claim.name: TIERS.index(claim.tier) for claim in old.claims}
+        self._subjects = {(subject.kind, subject.id): subject for subject in old.subjects}
         self._chosen = {(subject.kind, subject.id) for subject in new.subjects}
-        self._tier = new.tier
-        self._is_lower = TIERS.index(new.tier) < TIERS.index(old.tier)
-        self._selected = selected
-        self._has_parts = selected is not None and bool(
-            selected.plugins or selected.kinds or selected.without or any(selected.names.values())
-        )
+        self._parts = {part for subject in new.subjects for part in subject.names.items()}
+        self._tier = TIERS.index(new.tier)
+        self._is_lower = self._tier < TIERS.index(old.tier)
 
-    def __call__(self, was: Outcome) -> bool:
-        if TIERS.index(self._tiers[was.claim]) > TIERS.index(self._tier):
+    def has(self, was: Outcome) -> bool:
+        """Whether the new run is about this outcome: by its tier and its selection."""
+        device = self._subjects[was.kind, was.subject].device
+        if self._tiers[was.claim] > self._tier or (device == "cuda" and self._tier < TIERS.index("gpu")):
             return False
-        if self._devices[was.kind, was.subject] == "cuda" and TIERS.index(self._tier) < TIERS.index("gpu"):
+        # Lower tiers leave combinations out.
+        may_lack = self._new.selection or (was.kind == "cell" and self._is_lower)
+        if may_lack and (was.kind, was.subject) not in self._chosen:
             return False
-        is_chosen = (was.kind, was.subject) in self._chosen
-        if was.kind == "cell" and self._is_lower and not is_chosen:
-            # Lower tiers leave cells out; where a part is gone, claims about it alone are gone, too.
-            return False
-        if self._has_parts and not is_chosen:
-            return False
-        return self._selected is None or not self._selected.claims or was.claim in self._selected.claims
+        return was.claim in self._claims or not any(each.startswith("--claim=") for each in self._new.selection)
+
+    def is_withdrawn(self, was: Outcome) -> bool:
+        """Whether the new run makes the claim and has all of the parts: then it is n/a, or they are incompatible."""
+        subject = self._subjects[was.kind, was.subject]
+        is_absent = any(one.state == "not run" and one.device == subject.device for one in self._new.untried)
+        return not is_absent and was.claim in self._claims and self._parts.issuperset(subject.names.items())
 
 
-WITHDRAWN = "it is no longer promised, or the parts no longer go together"
-
-_MEANINGS: Mapping[tuple[State, State], tuple[Direction, str]] = {
-    ("pass", "fail"): ("worse", ""),
-    ("pass", "not run"): ("worse", "it was proven, and now nothing is known"),
-    ("pass", "gap"): ("worse", "it held, and now fails as declared"),
-    ("pass", "n/a"): ("other", WITHDRAWN),
-    ("fail", "pass"): ("better", ""),
-    ("fail", "gap"): ("other", "the failure is declared now"),
-    ("fail", "not run"): ("other", "it failed, and now nothing is known"),
-    ("fail", "n/a"): ("other", WITHDRAWN),
-    ("gap", "pass"): ("better", ""),
-    ("gap", "fail"): ("worse", "the gap is no longer declared, or the claim passes and the declaration still stands"),
-    ("gap", "not run"): ("other", "it was a gap, and now nothing is known"),
-    ("gap", "n/a"): ("other", WITHDRAWN),
-    ("not run", "pass"): ("better", ""),
-    ("not run", "fail"): ("worse", "a failure that was not known"),
-    ("not run", "gap"): ("other", "it was tried, and fails as declared"),
-    ("not run", "n/a"): ("other", WITHDRAWN),
-    ("n/a", "pass"): ("better", "it is promised now, and kept"),
-    ("n/a", "fail"): ("worse", "it is promised now, and not kept"),
-    ("n/a", "gap"): ("other", "it is promised now, with a declared gap"),
-    ("n/a", "not run"): ("other", "it is promised now, and was not tried"),
-}
+def _moved(was: Outcome, now: Outcome) -> Iterable[str]:
+    for old, new in zip(was.numbers, now.numbers, strict=False):
+        if old.name == new.name and (old.bound != new.bound or _ratio(old.value, new.value) > FACTOR):
+            bounds = [_bound(old), _bound(new)]
+            yield (
+                f"{now.claim} on {now.kind} {now.subject}: {new.name} {number(old.value)} -> {number(new.value)}, "
+                f"{bounds[0] if old.bound == new.bound else ' -> '.join(bounds)}"
+            )
 
 
-def _changed(was: Outcome, found: Outcome) -> list[Change]:
-    if was.state == found.state:
-        return []
-    direction, why = _MEANINGS[was.state, found.state]
-    return [Change(direction=direction, old=was, new=found, why=why)]
-
-
-def _gone(was: Outcome) -> Change:
-    if was.state == "pass":
-        return Change(direction="worse", old=was, new=None, why="it passed, and is no longer tried")
-    return Change(direction="other", old=was, new=None)
-
-
-def _come(found: Outcome) -> Change:
-    directions: dict[State, Direction] = {"fail": "worse", "pass": "better"}
-    return Change(direction=directions.get(found.state, "other"), old=None, new=found)
-
-
-def _moved(was: Outcome, found: Outcome, factor: float) -> Iterable[NumberChange]:
-    before = {one.name: one for one in was.numbers}
-    for one in found.numbers:
-        known = before.get(one.name)
-        if known is not None and (known.bound != one.bound or _ratio(known.value, one.value) > factor):
-            yield NumberChange(outcome=found, old=known, new=one)
+def _bound(one: Number) -> str:
+    return "no bound" if one.bound is None else f"at most {number(one.bound)}"
 
 
 def _ratio(first: float, second: float) -> float:
-    """How many times the larger one is the smaller one, by size; 1 for two that are no numbers."""
+    """The larger of two sizes, divided by the smaller; 1 for two that are not numbers."""
     if math.isnan(first) or math.isnan(second):
         return 1.0 if math.isnan(first) and math.isnan(second) else math.inf
     low, high = sorted((abs(first), abs(second)))
@@ -198,84 +146,45 @@ def _ratio(first: float, second: float) -> float:
 
 
 def _notes(old: Report, new: Report) -> Iterable[str]:
-    if old.tier != new.tier:
-        yield f"tier: {old.tier} before, {new.tier} now"
-    if old.suite != new.suite:
-        yield f"suite: {old.suite} before, {new.suite} now; claims may have changed under the same name"
-    was, result = old.environment, new.environment
-    for title, first, second in (
-        ("Python", was.python, result.python),
-        ("platform", was.platform, result.platform),
-        ("CPUs", was.num_cpus, result.num_cpus),
-        ("CPU", was.cpu, result.cpu),
-        ("batch-invariant numerics", was.batch_invariant, result.batch_invariant),
-        ("GPU", ", ".join(was.devices) or "none", ", ".join(result.devices) or "none"),
-    ):
-        if first != second:
-            yield f"{title}: {first} before, {second} now"
-    for title, first, second in (
-        ("package", was.packages, result.packages),
-        ("engine", was.engines, result.engines),
-        ("dist", old.dists, new.dists),
-    ):
-        for name in sorted(first.keys() | second.keys()):
-            if first.get(name) != second.get(name):
-                yield f"{title} {name}: {first.get(name, 'absent')} before, {second.get(name, 'absent')} now"
+    before, after = _facts(old), _facts(new)
+    for name in [*after, *(name for name in before if name not in after)]:
+        if before.get(name) != after.get(name):
+            yield f"{name}: {before.get(name, 'absent')} before, {after.get(name, 'absent')} now"
+
+
+def _facts(report: Report) -> dict[str, str]:
+    here = report.environment
+    many = {"package": here.packages, "engine": here.engines, "dist": report.dists}
+    return {
+        "tier": report.tier,
+        "suite": report.suite,
+        **{name: str(getattr(here, name)) for name in ("python", "platform", "num_cpus", "cpu", "batch_invariant")},
+        "GPU": ", ".join(here.devices) or "none",
+        **{f"{kind} {name}": text for kind, texts in many.items() for name, text in sorted(texts.items())},
+    }
 
 
 def print_diff(diff: Diff, *, stderr: bool = False) -> None:
-    """Show what changed to a person."""
+    """Show the changes to a person."""
     from rich.text import Text
     from unirl.core.cli.output import console
 
     out = console(stderr=stderr)
-    out.print()
-    out.print(Text("Changes since the report given", style="bold"))
-    for note in diff.notes:
-        out.print(Text(f"  {note}", style="dim"), soft_wrap=True)
-    if diff.numbers:
-        out.print(Text(f"\nnumbers that moved by more than {number(diff.factor)} times, or have another bound", "bold"))
-    for moved in diff.numbers:
-        one = moved.outcome
-        text = f"  {one.claim} on {one.kind} {one.subject}: {moved.new.name} {_pair(moved.old, moved.new)}"
-        out.print(Text(text), soft_wrap=True)
-    # What is worse comes last: of a long list people see the end.
-    titles: tuple[tuple[Direction, str, str], ...] = (
-        ("better", "better", "green"),
-        ("other", "neither worse nor better", ""),
-        ("worse", "worse", "bold red"),
+    # Regressions come last: of a long list people see the end.
+    sections: tuple[tuple[str, str, Iterable[object]], ...] = (
+        ("Changes since the given report", "bold", diff.notes),
+        (f"numbers that changed {number(FACTOR)}-fold, or have another bound", "bold", diff.numbers),
+        ("better", "green", diff.in_direction("better")),
+        ("neither worse nor better", "bold", diff.in_direction("other")),
+        ("worse", "bold red", diff.in_direction("worse")),
     )
-    for direction, title, style in titles:
-        result = diff.in_direction(direction)
-        if result:
-            out.print(Text(f"\n{title}: {len(result)}", style=style or "bold"))
-        for change in result:
-            out.print(Text(f"  {_line(change)}"), soft_wrap=True)
+    for place, (title, style, lines) in enumerate(sections):
+        if lines or not place:
+            out.print(Text(f"\n{title}", style=style))
+        for line in lines:
+            out.print(Text(f"  {line}", style="" if place else "dim"), soft_wrap=True)
     if diff.num_not_covered:
-        text = f"\n{count_of(diff.num_not_covered, 'outcome')} of the report given: not what this run was about."
+        text = f"\n{count_of(diff.num_not_covered, 'outcome')} of the given report are outside of this run."
         out.print(Text(text, style="dim"))
-    counts: dict[Direction, int] = {direction: len(diff.in_direction(direction)) for direction, _, _ in titles}
-    out.print()
-    if not any(counts.values()):
-        out.print(Text("No state changed.", style="bold"))
-    else:
-        out.print(Text(f"{counts['worse']} worse, {counts['better']} better, {counts['other']} other.", style="bold"))
-
-
-def _line(change: Change) -> str:
-    one = change.outcome
-    was = f"{SYMBOLS[change.old.state]} {change.old.state}" if change.old else "new"
-    now = f"{SYMBOLS[change.new.state]} {change.new.state}" if change.new else "gone"
-    reply = "; ".join(text for text in (change.why, change.new.reason if change.new else "") if text)
-    return f"{was} -> {now}  {one.claim} on {one.kind} {one.subject}" + (f": {reply}" if reply else "")
-
-
-def _pair(old: Number, new: Number) -> str:
-    moved = f"{number(old.value)} -> {number(new.value)}"
-    if old.bound == new.bound:
-        return moved + ("" if new.bound is None else f", at most {number(new.bound)}")
-    return f"{moved}, bound {_bound(old)} -> {_bound(new)}"
-
-
-def _bound(one: Number) -> str:
-    return "none" if one.bound is None else number(one.bound)
+    counts = [f"{len(diff.in_direction(direction))} {direction}" for direction in ("worse", "better", "other")]
+    out.print(Text(f"\n{', '.join(counts)}." if diff.changes else "\nNo state changed.", style="bold"))

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from ..results import Outcome, Report, SubjectInfo
 from ..verdicts import Number
-from .view import TRACKS, Tally, View, nearest_number
+from .view import TRACKS, View, nearest_number, subject_counts
 from .words import (
     KIND_TITLES,
     MEANINGS,
@@ -31,14 +31,14 @@ __all__ = ["page_html"]
 
 
 def page_html(report: Report) -> str:
-    """The whole file. Whatever stands in the report is text in it, never markup."""
+    """The whole file. Anything in the report is text in it, never markup."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     script = _template("page.js")
-    anchors = _Anchors()
+    view = View(report)
     return environment.from_string(_template("page.html.jinja")).render(
         report=report,
-        view=View(report),
-        total=Tally.of(report.outcomes),
+        view=view,
+        total=view.total,
         created=_moment(report.created),
         order=ORDER,
         symbols=SYMBOLS,
@@ -48,7 +48,7 @@ def page_html(report: Report) -> str:
         script=Markup(script),
         # The browser then runs this script and no other, whatever the report carries.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        at=anchors,
+        at=_Anchors(),
         number=number,
         duration=duration,
         against_bound=against_bound,
@@ -58,6 +58,7 @@ def page_html(report: Report) -> str:
         is_web=_is_web,
         tracks=TRACKS,
         nearest_number=nearest_number,
+        subject_counts=subject_counts,
     )
 
 

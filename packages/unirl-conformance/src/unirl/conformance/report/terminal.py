@@ -1,4 +1,4 @@
-"""The report on a terminal: the matrix, every failure in full, then gaps and claims not run."""
+"""The report on a terminal: grids and numbers first, then every failure in full, gaps, and claims that were not run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from unirl.core.cli.output import console
 
 from ..results import Outcome, Report
 from ..verdicts import State
-from .view import TRACKS, Cell, CellTable, Reason, SubjectRow, View
+from .grid import grid_lines
+from .view import Grid, Tally, View, subject_counts
 from .words import ORDER, SYMBOLS, against_bound, count_of, duration, number, share_of_bound
 
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ __all__ = ["print_report"]
 
 STYLES: dict[State, str] = {"pass": "green", "fail": "bold red", "gap": "yellow", "not run": "magenta", "n/a": "dim"}
 MAX_REASONS = 6
-"""Of what is n/a, where nothing else is there to show, the most frequent reasons are named."""
+"""Reasons of n/a that are shown, where nothing else is."""
 MAX_NUMBERS = 8
-"""Of the claims that measure, those that are shown."""
+"""Claims whose number is shown."""
 MAX_SUBJECTS = 12
-"""Subjects that are named for one reason of not having run."""
+"""Subjects of a kind that have a line each, and those that are named for one reason of not having run."""
 
 
 def print_report(report: Report, *, left_out: str = "") -> None:
@@ -40,93 +41,64 @@ def print_report(report: Report, *, left_out: str = "") -> None:
         out.print()
         out.print(Text(left_out, style="dim"))
     out.print()
-    out.print(_last_line(view))
+    devices = report.devices if len(report.devices) > 1 else ("",)
+    for device in devices:
+        out.print(_last_line(View(report.on(device)) if device else view, device))
 
 
 def _blocks(view: View, *, width: int) -> Iterator[RenderableType]:
-    plain = [row for kind in view.kinds if kind != "cell" for row in view.of_kind(kind)]
-    if plain:
-        yield _subject_table(plain)
-    for table in view.cells:
-        if table.is_tried:
-            yield from _cell_tables(table, width=width)
+    for device in view.report.devices:
+        for grid in View(view.report.on(device)).grids:
+            yield _grid(grid, device, width=width)
     if view.nearest:
         yield _number_table(view)
+    if view.rows:
+        yield _subject_table(view)
     for outcome in view.with_state("fail"):
         yield _failure(view, outcome)
-    if view.with_state("gap"):
-        yield _heading("gap", "Declared gaps")
-        yield _gaps(view.with_state("gap"))
-    if view.with_state("not run"):
-        yield _heading("not run", "Not run")
-        yield _not_run(view.reasons("not run"))
-    if not any(row.tally.tried for row in view.rows) and view.rows:
-        yield _heading("n/a", "Not applicable")
-        yield _not_applicable(view.reasons("n/a"))
-    elif view.not_applicable:
-        yield Text(f"n/a: {view.not_applicable}", style="dim")
-    if view.untried:
-        yield Text(f"No claim of this run is about these: {view.untried}.", style="dim")
+    if view.total["gap"]:
+        yield _list("Declared gaps", "gap", (_gap(one) for one in view.with_state("gap")))
+    if view.total["not run"]:
+        yield _list("Not run", "not run", _not_run(view))
+    if not view.rows and not view.total["not run"]:
+        counts = list(view.untried("n/a").items())
+        texts = [(reason, count_of(count, "claim")) for reason, count in counts[:MAX_REASONS]]
+        if rest := len(counts) - len(texts):
+            texts.append((f"and {count_of(rest, 'further reason')}", ""))
+        yield _list("Not applicable", "n/a", texts)
 
 
-def _subject_table(rows: Iterable[SubjectRow]) -> Table:
+def _grid(grid: Grid, device: str, *, width: int) -> Text:
+    text = Text(f"{grid.title} on {device}: state, largest log-prob mismatch\n", style="bold")
+    for line in grid_lines(grid, width=width):
+        for piece, state in line:
+            text.append(piece, style="not bold " + STYLES[state] if state else "not bold")
+        text.append("\n")
+    text.rstrip()
+    return text
+
+
+def _subject_table(view: View) -> Table:
+    """A line for each subject, or one for all of a kind where there are many; packaging last."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("kind", no_wrap=True)
     table.add_column("subject", overflow="fold")
-    for state in ORDER:
+    for state in ORDER[:-1]:
         table.add_column(state, justify="right", no_wrap=True)
-    for row in rows:
-        state = row.tally.state
-        table.add_row(
-            Text(SYMBOLS[state], style=STYLES[state]),
-            row.subject.kind,
-            Text(row.subject.id),
-            *(_count(row.tally[each], each) for each in ORDER),
-        )
+    for kind in view.kinds:
+        rows = view.of_kind(kind)
+        lines = [(row.subject.id, row.tally) for row in rows]
+        if len(rows) > MAX_SUBJECTS:
+            lines = [(f"{len(rows)} subjects", Tally.of(one for row in rows for one in row.outcomes))]
+        for name, tally in lines:
+            mark = Text(tally.symbol, style=STYLES[tally.state])
+            table.add_row(mark, kind, Text(name), *(_count(tally[state], state) for state in ORDER[:-1]))
     return table
 
 
 def _count(count: int, state: State) -> Text:
     return Text(str(count), style=STYLES[state]) if count else Text("·", style="dim")
-
-
-def _cell_tables(table: CellTable, *, width: int) -> Iterator[Group]:
-    """The matrix, in as many tables side by side as the width allows to stand below each other."""
-    head = max(len(row.model) for row in table.rows) + max(len(row.engine) for row in table.rows) + 4
-    shown = [[_cell_text(cell, bound=table.bound) for cell in row.cells] for row in table.rows]
-    widths = [max(len(name), *(len(row[i]) for row in shown)) for i, name in enumerate(table.algorithms)]
-    title = f"{TRACKS[table.track]}: model x engine x algorithm on backend {table.backend}, {table.device}"
-    if table.gaps:
-        title += ": state and log-prob gap" + ("" if table.bound is None else f", at most {number(table.bound)}")
-    start = 0
-    while start < len(widths):
-        end, used = start + 1, head + widths[start]
-        while end < len(widths) and used + 2 + widths[end] <= width:
-            used += 2 + widths[end]
-            end += 1
-        part = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        part.add_column("model", no_wrap=True)
-        part.add_column("engine", no_wrap=True)
-        for name in table.algorithms[start:end]:
-            part.add_column(name, overflow="fold")
-        for row, texts in zip(table.rows, shown, strict=True):
-            part.add_row(Text(row.model), Text(row.engine), *texts[start:end])
-        yield Group(Text(title, style="bold"), part)
-        start = end
-
-
-def _cell_text(cell: Cell | None, *, bound: float | None) -> Text:
-    """bound: the one that the title states."""
-    if cell is None:
-        return Text("")
-    tally = cell.row.tally
-    words = [SYMBOLS[tally.state]]
-    if cell.gap is None or tally.state != "pass":
-        words.append(str(tally))
-    if cell.gap is not None:
-        words.append(against_bound(cell.gap) if bound is None else number(cell.gap.value))
-    return Text(" ".join(words), style=STYLES[tally.state])
 
 
 def _number_table(view: View) -> Group:
@@ -167,52 +139,37 @@ def _failure(view: View, outcome: Outcome) -> Text:
     return text
 
 
-def _gaps(outcomes: Iterable[Outcome]) -> Table:
-    table = _list()
-    for one in outcomes:
-        text = Text(f"{one.claim} on {one.kind} {one.subject}: ").append(one.reason)
-        table.add_row(Text(SYMBOLS["gap"], style=STYLES["gap"]), text.append(f"  {one.link}" if one.link else ""))
-    return table
+def _gap(one: Outcome) -> tuple[str, str]:
+    return f"{one.claim} on {one.kind} {one.subject}: {one.reason}", one.link
 
 
-def _not_run(reasons: Iterable[Reason]) -> Table:
-    table = _list()
-    for reason in reasons:
-        named = [f"{kind} {name} ({count_of(count, 'claim')})" for (kind, name), count in reason.subjects.items()]
+def _not_run(view: View) -> Iterator[tuple[str, str]]:
+    """Reasons, and what was not run for each."""
+    for reason, outcomes in view.not_run.items():
+        counts = subject_counts(outcomes)
+        named = [f"{kind} {name} ({count_of(count, 'claim')})" for (kind, name), count in counts.items()]
         rest = f", and {len(named) - MAX_SUBJECTS} more" if len(named) > MAX_SUBJECTS else ""
-        text = Text(reason.text).append(f"\n{', '.join(named[:MAX_SUBJECTS])}{rest}", style="dim")
-        table.add_row(Text(SYMBOLS["not run"], style=STYLES["not run"]), text)
-    return table
+        yield reason, f"{', '.join(named[:MAX_SUBJECTS])}{rest}"
+    for reason, count in view.untried("not run").items():
+        yield reason, count_of(count, "claim")
 
 
-def _not_applicable(reasons: tuple[Reason, ...]) -> Table:
-    table = _list()
-    for reason in reasons[:MAX_REASONS]:
-        table.add_row(Text(str(len(reason.outcomes)), style="dim"), Text(reason.text, style="dim"))
-    rest = reasons[MAX_REASONS:]
-    if rest:
-        count = sum(len(reason.outcomes) for reason in rest)
-        text = f"for {count_of(len(rest), 'further reason')}"
-        table.add_row(Text(str(count), style="dim"), Text(text, style="dim"))
-    return table
-
-
-def _list() -> Table:
-    """Marks with texts that wrap beside them."""
+def _list(title: str, state: State, texts: Iterable[tuple[str, str]]) -> Group:
+    """Texts, each with a detail on a line of its own, that wrap beside their marks."""
     table = Table.grid(padding=(0, 1))
-    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    return table
+    for text, detail in texts:
+        line = Text(text).append(f"\n{detail}" if detail else "", style="dim")
+        table.add_row(Text(SYMBOLS[state], style=STYLES[state]), line)
+    return Group(Text(title, style="bold"), table)
 
 
-def _heading(state: State, title: str) -> Text:
-    return Text(f"{title} ({SYMBOLS[state]})", style="bold")
-
-
-def _last_line(view: View) -> Text:
-    text = Text(f"{view.headline} ", style=STYLES["fail"] if view.report.count("fail") else "bold")
+def _last_line(view: View, device: str) -> Text:
+    text = Text(f"{device}: " if device else "")
+    text.append(f"{view.headline} ", style=STYLES["fail"] if view.total["fail"] else "bold")
     for state in ORDER:
-        count = view.report.count(state)
+        count = view.total[state]
         text.append(", " if state != ORDER[0] else "")
         text.append(f"{count} {state}", style=STYLES[state] if count else "dim")
     return text.append(f" in {duration(view.report.seconds)}")

@@ -12,6 +12,7 @@ __all__ = [
     "KIND_TITLES",
     "MEANINGS",
     "ORDER",
+    "PARTLY",
     "SEVERITY",
     "SYMBOLS",
     "against_bound",
@@ -19,36 +20,40 @@ __all__ = [
     "duration",
     "number",
     "share_of_bound",
+    "short_number",
 ]
 
 ORDER: tuple[State, ...] = ("pass", "fail", "gap", "not run", "n/a")
 """In which states are shown beside each other."""
 
 SEVERITY: tuple[State, ...] = ("fail", "not run", "gap", "pass", "n/a")
-"""What decides the state of several outcomes together, first one first: what did not run is never a pass."""
+"""The state of several outcomes together is the first of these that occurs: what did not run is never a pass."""
 
 SYMBOLS: Mapping[State, str] = {"pass": "✓", "fail": "✗", "gap": "△", "not run": "○", "n/a": "–"}
+PARTLY = "◐"
+"""Several outcomes of which some passed and the others did not run."""
 
 MEANINGS: Mapping[State, str] = {
-    "pass": "the claim was tried and holds",
-    "fail": "the claim was tried and does not hold",
-    "gap": "it does not hold, as the part declares, with a reason; once it holds, the declaration fails",
-    "not run": "something is absent here, such as a GPU or a package; nothing is known",
-    "n/a": "the part promises nothing of the kind, or the parts do not go together",
+    "pass": "tested, and the claim holds",
+    "fail": "tested, and the claim does not hold",
+    "gap": "known not to hold; the part declares it with a reason",
+    "not run": "something is missing, such as a GPU or a package; nothing is known",
+    "n/a": "the part does not declare the capability, or the parts are incompatible",
 }
 
 KIND_TITLES: Mapping[SubjectKind, str] = {
-    "plugin": "Plugins",
     "model": "Models",
     "engine": "Engines, with each model",
     "algorithm": "Algorithms",
     "backend": "Backends",
+    "cell": "Combinations of model, engine, algorithm and backend",
     "reward": "Rewards",
     "tracker": "Trackers",
     "launcher": "Launchers",
     "transport": "Transports",
-    "cell": "Cells: model, engine, algorithm and backend together",
+    "plugin": "Plugins, as packages",
 }
+"""Kinds of subjects in the order of a report: numbers about parts first, packaging last."""
 
 
 def number(value: float) -> str:
@@ -60,8 +65,18 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def short_number(value: float) -> str:
+    """`0`, `2e-7`, `0.3`: one significant digit, for cells of a table."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0 or 0.01 <= abs(value) < 1000:
+        return f"{value:.1g}" if abs(value) < 1 else f"{value:.0f}"
+    digits, _, exponent = f"{value:.0e}".partition("e")
+    return f"{digits}e{int(exponent)}"
+
+
 def share_of_bound(one: Number) -> float | None:
-    """|value| / bound; infinite for what is no number or is above a bound of 0; None without a bound."""
+    """|value| / bound; infinite for what is not a number or is above a bound of 0; None without a bound."""
     if one.bound is None:
         return None
     if math.isnan(one.value):
@@ -72,7 +87,7 @@ def share_of_bound(one: Number) -> float | None:
 
 
 def against_bound(one: Number) -> str:
-    """`2.4e-07 (at most 1e-05)`, `0.31 (over 1e-05)`, or the value alone where there is no bound."""
+    """`2.4e-07 (at most 1e-05)`, `0.31 (over 1e-05)`, or the value alone without a bound."""
     share = share_of_bound(one)
     if one.bound is None or share is None:
         return number(one.value)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.algorithm import AlgorithmBench
+from unirl.conformance.fixtures.algorithm import AlgorithmCase
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.specs.config import AdvantageConfig
 
@@ -22,59 +22,59 @@ over a spread of a third."""
 
 
 @claim("algorithm", track="any")
-def test_advantages_do_not_depend_on_the_order_of_the_rows(bench: AlgorithmBench) -> None:
+def test_advantages_do_not_depend_on_the_order_of_the_rows(case: AlgorithmCase) -> None:
     """A sample's advantage does not depend on where it and its group are in the batch; with a critic, neither do those
     of its tokens.
 
     If it fails: advantages are taken over slices (`rewards.view(-1, group_size)`) instead of by group id.
     """
     order = [(7 * row + 3) % len(GROUPS) for row in range(len(GROUPS))]
-    for config in _configs(bench, scopes=("group", "global"), centers=("group",)):
-        plain = bench.advantages({"one": ONE, "two": TWO}, GROUPS, advantage=config)
-        mixed = bench.advantages(
+    for config in _configs(case, scopes=("group", "global"), centers=("group",)):
+        plain = case.advantages({"one": ONE, "two": TWO}, GROUPS, advantage=config)
+        mixed = case.advantages(
             {"one": [ONE[row] for row in order], "two": [TWO[row] for row in order]},
             "".join(GROUPS[row] for row in order),
             advantage=config,
             rows=order,
         )
-        bench.record(_name(config), float((mixed - plain[order]).abs().max()), bound=ROUNDING)
+        case.record(_name(config), float((mixed - plain[order]).abs().max()), bound=ROUNDING)
 
 
 @claim("algorithm", track="any")
-def test_advantages_are_centred_in_their_group(bench: AlgorithmBench) -> None:
+def test_advantages_are_centred_in_their_group(case: AlgorithmCase) -> None:
     """With `advantage.center: group` a sample is compared only with its group: the advantages of a group sum to 0, and
     raising all scores of a prompt changes none of them.
 
     If it fails: the mean is taken over the batch instead of the group, or something is added after it.
     """
-    if not bench.needs().compares_groups:
-        raise NotApplicable(f"algorithm {bench.spec.name!r} compares samples with a critic, not with their group")
+    if not case.needs().compares_groups:
+        raise NotApplicable(f"algorithm {case.spec.name!r} compares samples with a critic, not with their group")
     raised = {group: number for number, group in enumerate("abcd", start=1)}
-    for config in _configs(bench, scopes=("group", "global"), centers=("group",)):
-        result = bench.advantages({"one": ONE, "two": TWO}, GROUPS, advantage=config)
+    for config in _configs(case, scopes=("group", "global"), centers=("group",)):
+        result = case.advantages({"one": ONE, "two": TWO}, GROUPS, advantage=config)
         for group in raised:
             total = float(result[_rows(group)].mean())
-            bench.record(f"{_name(config)}: mean of group {group}", total, bound=ROUNDING)
+            case.record(f"{_name(config)}: mean of group {group}", total, bound=ROUNDING)
         if config.scope == "group":
             one = [value + raised[group] for value, group in zip(ONE, GROUPS, strict=True)]
-            moved = bench.advantages({"one": one, "two": TWO}, GROUPS, advantage=config)
-            bench.record(
+            moved = case.advantages({"one": one, "two": TWO}, GROUPS, advantage=config)
+            case.record(
                 f"{_name(config)}: change when groups score higher", float((moved - result).abs().max()), bound=ROUNDING
             )
 
 
 @claim("algorithm", track="any")
-def test_a_higher_reward_gives_a_higher_advantage(bench: AlgorithmBench) -> None:
+def test_a_higher_reward_gives_a_higher_advantage(case: AlgorithmCase) -> None:
     """Within a group, advantages are ordered like rewards, so that training favours the better samples. With a critic,
     a higher reward gives the tokens of a completion higher advantages.
 
     If it fails: a sign is wrong in `advantages()`, or it reads something else than the rewards that have a weight.
     """
-    if not bench.needs().compares_groups:
-        _check_each_alone(bench)
+    if not case.needs().compares_groups:
+        _check_each_alone(case)
         return
-    for config in _configs(bench, scopes=("group", "global"), centers=("group",)):
-        result = bench.advantages({"one": ONE}, GROUPS, advantage=config)
+    for config in _configs(case, scopes=("group", "global"), centers=("group",)):
+        result = case.advantages({"one": ONE}, GROUPS, advantage=config)
         for group in "abcd":
             rows = sorted(_rows(group), key=lambda row: ONE[row])
             values = result[rows].tolist()
@@ -84,7 +84,7 @@ def test_a_higher_reward_gives_a_higher_advantage(bench: AlgorithmBench) -> None
 
 
 @claim("algorithm", track="any")
-def test_advantages_are_finite_for_every_shape_of_group(bench: AlgorithmBench) -> None:
+def test_advantages_are_finite_for_every_shape_of_group(case: AlgorithmCase) -> None:
     """Groups lose samples to filters and failures: a group of one, a group of equal rewards and rows of weight 0
     still give finite advantages, and a row of weight 0 does not affect the others, even if its reward is NaN.
 
@@ -95,24 +95,24 @@ def test_advantages_are_finite_for_every_shape_of_group(bench: AlgorithmBench) -
     weights = [1.0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]
     one = [0.5, 0.25, 0.25, 0.0, 1.0, 0.5, 0.75, 0.25, float("nan"), float("nan"), float("nan")]
     counted = [row for row, weight in enumerate(weights) if weight]
-    for config in _configs(bench, scopes=("group", "global"), centers=("group", "global"), ddofs=(0, 1)):
+    for config in _configs(case, scopes=("group", "global"), centers=("group", "global"), ddofs=(0, 1)):
         if config.normalize and (config.scope, config.center) == ("group", "global"):
             # Such a division of a group by its own spread about another mean has no meaning.
             continue
-        result = bench.advantages({"one": one, "two": one}, groups, advantage=config, weights=weights)
+        result = case.advantages({"one": one, "two": one}, groups, advantage=config, weights=weights)
         bad = [row for row in range(len(groups)) if not bool(torch.isfinite(result[row]))]
         assert not bad, f"{_name(config)}: advantages are {result.tolist()} for groups {groups} of weights {weights}"
         kept = [one[row] for row in counted]
-        alone = bench.advantages({"one": kept, "two": kept}, "".join(groups[row] for row in counted), advantage=config)
+        alone = case.advantages({"one": kept, "two": kept}, "".join(groups[row] for row in counted), advantage=config)
         moved = float((result[counted] - alone).abs().max())
-        bench.record(f"{_name(config)}: change by rows of weight 0", moved, bound=ROUNDING)
+        case.record(f"{_name(config)}: change by rows of weight 0", moved, bound=ROUNDING)
 
 
-def _check_each_alone(bench: AlgorithmBench) -> None:
-    before = bench.advantages({"one": ONE}, GROUPS)
+def _check_each_alone(case: AlgorithmCase) -> None:
+    before = case.advantages({"one": ONE}, GROUPS)
     for row in range(len(GROUPS)):
         raised = [value + 0.5 * (place == row) for place, value in enumerate(ONE)]
-        after = bench.advantages({"one": raised}, GROUPS)
+        after = case.advantages({"one": raised}, GROUPS)
         assert after[row] > before[row], (
             f"with a reward of {raised[row]} in place of {ONE[row]} the advantage of a text went from "
             f"{float(before[row]):g} to {float(after[row]):g}; it must rise"
@@ -120,11 +120,11 @@ def _check_each_alone(bench: AlgorithmBench) -> None:
 
 
 def _configs(
-    bench: AlgorithmBench, *, scopes: tuple[str, ...], centers: tuple[str, ...], ddofs: tuple[int, ...] = (0,)
+    case: AlgorithmCase, *, scopes: tuple[str, ...], centers: tuple[str, ...], ddofs: tuple[int, ...] = (0,)
 ) -> Iterator[AdvantageConfig]:
     """Every setting of how samples are compared, the default alone where they are not; without a bound, which may bind
     anywhere."""
-    if not bench.needs().compares_groups:
+    if not case.needs().compares_groups:
         yield AdvantageConfig(clip=None)
         return
     combines = ("sum-then-normalize", "normalize-then-sum")

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
-from unirl.conformance.doubles.forward import SameForward
+from unirl.conformance.doubles.forward import ForwardWrapper
 from unirl.conformance.doubles.track_numbers import advantages_of, changed_per_token, with_advantages
-from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmBench
-from unirl.conformance.fixtures.trial import AlreadyAnchored, Trial, apart
+from unirl.conformance.doubles.wrapped_algorithms import KeepsOldLogProbs
+from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmCase
+from unirl.conformance.fixtures.training_setup import TrainingSetup, gradient_gap
 from unirl.core.roles import Metric, Policy, Replayed, ReplayedTokens
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
@@ -21,53 +22,55 @@ from unirl.numerics.loss.reduction import weight_totals
 
 PROGRESS = 0.5
 TOKENS = 70
-"""Of a micro-batch: two or three of the completions of a trial with their prompts."""
+"""Tokens of a micro-batch: two or three of the completions of a setup with their prompts."""
 
 
 @claim("algorithm", track="any")
-def test_micro_batches_do_not_change_the_gradient(bench: AlgorithmBench) -> None:
+def test_micro_batches_do_not_change_the_gradient(case: AlgorithmCase) -> None:
     """The micro-batch size does not change the gradient of an update: one forward for all samples or one per sample, or
     per unit where the algorithm sets units. For completions also with micro-batches by tokens, packed and padded.
 
     If it fails: `loss()` takes a mean, a spread or a maximum over the rows that it is given. Return values per element
     with their weights instead, and leave every average to the stack.
     """
-    for on in bench.variants():
-        trial = bench.trial(on, is_ragged=True)
-        track, fixed = trial.anchored(), AlreadyAnchored(trial.algorithm)
-        trial.move()
-        _, whole = trial.train(track, algorithm=fixed, progress=PROGRESS)
+    for on in case.variants():
+        setup = case.setup(on, is_ragged=True)
+        track, fixed = setup.with_old_log_probs(), KeepsOldLogProbs(setup.algorithm)
+        setup.move()
+        _, whole = setup.train(track, algorithm=fixed, progress=PROGRESS)
         largest = max(map(len, track.units()))
         for rows in (largest, 2 * largest, 4 * largest):
-            _, result = trial.train(track, algorithm=fixed, micro_batch_size=rows, progress=PROGRESS)
-            bench.record(f"{_name(on)}, micro-batches of {rows}", apart(result, whole), bound=ROUNDING)
-        for packing in (True, False) if trial.is_text else ():
+            _, result = setup.train(track, algorithm=fixed, micro_batch_size=rows, progress=PROGRESS)
+            case.record(f"{_name(on)}, micro-batches of {rows}", gradient_gap(result, whole), bound=ROUNDING)
+        for packing in (True, False) if setup.is_text else ():
             tokens = max(TOKENS, largest * max(track.text.total_lengths)) if largest > 1 else TOKENS
-            _, result = trial.train(
+            _, result = setup.train(
                 track, algorithm=fixed, micro_batch_tokens=tokens, packing=packing, progress=PROGRESS
             )
             how = "packed" if packing else "padded"
-            bench.record(f"{_name(on)}, micro-batches of {tokens} tokens, {how}", apart(result, whole), bound=ROUNDING)
+            case.record(
+                f"{_name(on)}, micro-batches of {tokens} tokens, {how}", gradient_gap(result, whole), bound=ROUNDING
+            )
 
 
 @claim("algorithm", track="any")
-def test_the_order_of_the_rows_does_not_change_the_gradient(bench: AlgorithmBench) -> None:
+def test_the_order_of_the_rows_does_not_change_the_gradient(case: AlgorithmCase) -> None:
     """Samples may come in any order, with groups interleaved, as parallel or resumed engines return them.
 
     If it fails: something depends on the place of a row in its batch: neighbours that are taken for a group, a counter,
     a random number that is drawn per row.
     """
-    for on in bench.variants():
-        trial = bench.trial(on, is_ragged=True)
-        rows = [(7 * row + 3) % trial.track.num_rows for row in range(trial.track.num_rows)]
-        plain, mixed = trial.anchored(), trial.anchored(trial.track.select(rows))
-        trial.move()
-        expected = trial.gradient(plain, progress=PROGRESS)
-        bench.record(_name(on), apart(trial.gradient(mixed, progress=PROGRESS), expected), bound=ROUNDING)
+    for on in case.variants():
+        setup = case.setup(on, is_ragged=True)
+        rows = [(7 * row + 3) % setup.track.num_rows for row in range(setup.track.num_rows)]
+        plain, mixed = setup.with_old_log_probs(), setup.with_old_log_probs(setup.track.select(rows))
+        setup.move()
+        expected = setup.gradient(plain, progress=PROGRESS)
+        case.record(_name(on), gradient_gap(setup.gradient(mixed, progress=PROGRESS), expected), bound=ROUNDING)
 
 
 @claim("algorithm", track="any")
-def test_padding_changes_nothing(bench: AlgorithmBench) -> None:
+def test_padding_changes_nothing(case: AlgorithmCase) -> None:
     """Rows of weight 0 are padding and count nowhere: not in the gradient, the weights or the metrics.
 
     The padding is NaN in every tensor, those of the replay included, so that anything that reads it shows.
@@ -75,22 +78,25 @@ def test_padding_changes_nothing(bench: AlgorithmBench) -> None:
     If it fails: mask by weight before values meet (`torch.where(weights > 0, values, 0)`): 0 x NaN is NaN, and a mean
     over all rows counts the padding even where it is finite.
     """
-    for on in bench.variants():
-        trial = bench.trial(on, is_ragged=True)
-        plain, padded = trial.anchored(), trial.anchored(_poisoned_padding(trial.track), replay=_PaddedReplay(trial))
+    for on in case.variants():
+        setup = case.setup(on, is_ragged=True)
+        plain, padded = (
+            setup.with_old_log_probs(),
+            setup.with_old_log_probs(_poisoned_padding(setup.track), replay=_PaddedReplay(setup)),
+        )
         # An algorithm need not keep what the anchor made of padding.
-        padded = _poisoned_padding(padded.select(range(trial.track.num_rows)))
-        trial.move()
-        for name, weights in weight_totals(trial.loss_weights(padded.to(trial.model.device))).items():
-            expected = weight_totals(trial.loss_weights(plain.to(trial.model.device)))[name]
+        padded = _poisoned_padding(padded.select(range(setup.track.num_rows)))
+        setup.move()
+        for name, weights in weight_totals(setup.loss_weights(padded.to(setup.model.device))).items():
+            expected = weight_totals(setup.loss_weights(plain.to(setup.model.device)))[name]
             assert float(weights) == float(expected), (
                 f"{_name(on)}: term {name!r} weighs {float(weights):g} with padding, {float(expected):g} without"
             )
-        expected = trial.gradient(plain, progress=PROGRESS)
-        result = trial.gradient(padded, progress=PROGRESS, replay=_PaddedReplay(trial))
-        bench.record(f"{_name(on)}, gradient", apart(result, expected), bound=ROUNDING)
-        _, losses = trial.loss(padded, progress=PROGRESS, replay=_PaddedReplay(trial))
-        _, without = trial.loss(plain, progress=PROGRESS)
+        expected = setup.gradient(plain, progress=PROGRESS)
+        result = setup.gradient(padded, progress=PROGRESS, replay=_PaddedReplay(setup))
+        case.record(f"{_name(on)}, gradient", gradient_gap(result, expected), bound=ROUNDING)
+        _, losses = setup.loss(padded, progress=PROGRESS, replay=_PaddedReplay(setup))
+        _, without = setup.loss(plain, progress=PROGRESS)
         for name, metric in losses.metrics.items():
             one, other = _value(metric), _value(without.metrics[name])
             # Sums of some fifty fp32 numbers in another order.
@@ -100,7 +106,7 @@ def test_padding_changes_nothing(bench: AlgorithmBench) -> None:
 
 
 @claim("algorithm", track="any")
-def test_only_declared_needs_are_read(bench: AlgorithmBench) -> None:
+def test_only_declared_needs_are_read(case: AlgorithmCase) -> None:
     """Data that the spec does not need may be absent: latents outside the stored window, means, media, rewards once
     advantages exist, log-probs and policies that it does not name; for completions also their text, per-token fields
     not yet filled in, and all values of untrained tokens.
@@ -109,23 +115,23 @@ def test_only_declared_needs_are_read(bench: AlgorithmBench) -> None:
 
     If it fails: add the need to the spec (`needs`, or `when` for the key that switches it on), or stop reading it.
     """
-    for on in bench.variants():
-        full = bench.trial(on, keeps_all=True, is_ragged=bench.kind == "text")
-        plain = full.anchored()
+    for on in case.variants():
+        full = case.setup(on, keeps_all=True, is_ragged=case.kind == "text")
+        plain = full.with_old_log_probs()
         full.move()
         expected, loss = full.gradient(plain, progress=PROGRESS), full.loss(plain, progress=PROGRESS)[0]
-        trial = bench.trial(on, keeps_all=True, is_ragged=bench.kind == "text", is_strict=True)
-        track = _without_rewards(trial.anchored(_without_what_is_not_needed(trial)))
-        if trial.is_text:
+        setup = case.setup(on, keeps_all=True, is_ragged=case.kind == "text", is_strict=True)
+        track = _without_rewards(setup.with_old_log_probs(_without_what_is_not_needed(setup)))
+        if setup.is_text:
             track = _without_masked_tokens(track)
-        trial.move()
-        result, value = trial.gradient(track, progress=PROGRESS), trial.loss(track, progress=PROGRESS)[0]
-        bench.record(f"{_name(on)}, gradient", apart(result, expected), bound=ROUNDING)
-        bench.record(f"{_name(on)}, loss", float(value.detach() - loss.detach()), bound=ROUNDING)
+        setup.move()
+        result, value = setup.gradient(track, progress=PROGRESS), setup.loss(track, progress=PROGRESS)[0]
+        case.record(f"{_name(on)}, gradient", gradient_gap(result, expected), bound=ROUNDING)
+        case.record(f"{_name(on)}, loss", float(value.detach() - loss.detach()), bound=ROUNDING)
 
 
 @claim("algorithm", track="any")
-def test_weights_announce_what_the_loss_weighs(bench: AlgorithmBench) -> None:
+def test_weights_announce_what_the_loss_weighs(case: AlgorithmCase) -> None:
     """`weights()` returns, before any forward, the denominator of every term of `loss()`, so gradients are right from
     the first micro-batch on.
 
@@ -134,24 +140,24 @@ def test_weights_announce_what_the_loss_weighs(bench: AlgorithmBench) -> None:
     If it fails: make `loss()` take its weights from `weights()`. A term that `weights()` does not name, or weighs
     otherwise, stops every run with a BatchError.
     """
-    for on in bench.variants():
-        trial = bench.trial(on, is_ragged=True)
-        weights = trial.track.sample_weights.clone()
+    for on in case.variants():
+        setup = case.setup(on, is_ragged=True)
+        weights = setup.track.sample_weights.clone()
         weights[0], weights[1] = 0.0, 0.5
-        replay = _ClosingReplay(trial)
-        track = trial.anchored(dataclasses.replace(trial.track, sample_weights=weights), replay=replay)
-        if trial.needs.reward not in ("differentiable", "none"):
+        replay = _ClosingReplay(setup)
+        track = setup.with_old_log_probs(dataclasses.replace(setup.track, sample_weights=weights), replay=replay)
+        if setup.needs.reward not in ("differentiable", "none"):
             advantages = advantages_of(track).clone()
             advantages[[4, 5]] = 0.0
             track = with_advantages(track, advantages)
         replay.is_closed = True
-        reply = trial.loss_weights(track)
+        reply = setup.loss_weights(track)
         replay.is_closed = False
         there = {name: tuple(value.shape[:1]) for name, value in reply.items()}
         wrong = {name: rows for name, rows in there.items() if rows != (track.num_rows,)}
-        assert not wrong, f"{_name(on)}: weights have one row for each of {track.num_rows} samples; found {wrong}"
+        assert not wrong, f"{_name(on)}: weights have one row for each of {track.num_rows} samples; got {wrong}"
         announced = weight_totals(reply)
-        losses = trial.losses(track, replay=replay, progress=PROGRESS)
+        losses = setup.losses(track, replay=replay, progress=PROGRESS)
         result = weight_totals(losses.terms)  # type: ignore[arg-type]
         assert announced.keys() == result.keys(), (
             f"{_name(on)}: weights() names the terms {sorted(announced)}, loss() has {sorted(result)}"
@@ -165,11 +171,11 @@ def test_weights_announce_what_the_loss_weighs(bench: AlgorithmBench) -> None:
             )
 
 
-class _ClosingReplay(SameForward):
+class _ClosingReplay(ForwardWrapper):
     """Raises while it is closed."""
 
-    def __init__(self, trial: Trial) -> None:
-        super().__init__(trial.replay())
+    def __init__(self, setup: TrainingSetup) -> None:
+        super().__init__(setup.replay())
         self.is_closed = False
 
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
@@ -190,11 +196,11 @@ class _ClosingReplay(SameForward):
         assert not self.is_closed, "weights() runs a forward; it must not, for the stack calls it before any"
 
 
-class _PaddedReplay(SameForward):
+class _PaddedReplay(ForwardWrapper):
     """Asks for the rows that are not padding; the others are NaN throughout."""
 
-    def __init__(self, trial: Trial) -> None:
-        super().__init__(trial.replay())
+    def __init__(self, setup: TrainingSetup) -> None:
+        super().__init__(setup.replay())
 
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
         real = _real_rows(track)
@@ -218,7 +224,7 @@ def _real_rows(track: Track) -> list[int]:
 
 
 def _padded_answer(result: Any, *, rows: int) -> Any:
-    """What a forward gave for the rows that are not padding, with NaN for those that are."""
+    """The result of a forward for the rows that are not padding, with NaN for those that are."""
     given = {item.name: getattr(result, item.name) for item in dataclasses.fields(result)}
     return type(result)(
         **{name: None if value is None else _with_nan(value, rows=rows) for name, value in given.items()}
@@ -258,10 +264,10 @@ def _poisoned_padding(track: Track) -> Track:
     )
 
 
-def _without_what_is_not_needed(trial: Trial) -> Track:
-    """The trial's track, stored in full, with NaN where the needs promise nothing."""
-    track = _text_without(trial) if trial.is_text else _latents_without(trial)
-    return track if trial.critic is not None else _without_rewards(track)
+def _without_what_is_not_needed(setup: TrainingSetup) -> Track:
+    """The setup's track, stored in full, with NaN where the needs promise nothing."""
+    track = _text_without(setup) if setup.is_text else _latents_without(setup)
+    return track if setup.critic is not None else _without_rewards(track)
 
 
 def _without_rewards(track: Track) -> Track:
@@ -277,22 +283,22 @@ def _without_masked_tokens(track: Track) -> Track:
     return changed_per_token(track, lambda row, values: values.masked_fill(~masks[row].to(values.device), math.nan))
 
 
-def _text_without(trial: Trial) -> Track:
-    track = trial.track
+def _text_without(setup: TrainingSetup) -> Track:
+    track = setup.track
     log_probs = track.text.log_probs
     nothing = changed_per_token(track, lambda row, values: values * 0 + math.nan, is_filled=False)
-    if trial.needs.reference == "policy":
+    if setup.needs.reference == "policy":
         # Where the reference runs elsewhere, a replay takes its log-probs from here.
         nothing = dataclasses.replace(nothing, segment=dataclasses.replace(nothing.text, reference_log_probs=None))
-    if trial.needs.log_probs != "none":
+    if setup.needs.log_probs != "none":
         nothing = dataclasses.replace(nothing, segment=dataclasses.replace(nothing.text, log_probs=log_probs))
         nothing = _without_masked_tokens(nothing)
     media = Media(kind="text", values=("",) * track.num_rows)
     return dataclasses.replace(nothing, media=media, inputs=Inputs.of_texts(("",) * track.num_rows))
 
 
-def _latents_without(trial: Trial) -> Track:
-    track, needs = trial.track, trial.needs
+def _latents_without(setup: TrainingSetup) -> Track:
+    track, needs = setup.track, setup.needs
     segment = track.latent
     latents = segment.latents.clone()
     for row in range(track.num_rows):

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.pixel_score import REWARD_WEIGHTS, PixelScore
-from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmBench
-from unirl.conformance.fixtures.trial import AlreadyAnchored, Trial, apart
+from unirl.conformance.doubles.wrapped_algorithms import KeepsOldLogProbs
+from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmCase
+from unirl.conformance.fixtures.training_setup import TrainingSetup, gradient_gap
 from unirl.conformance.verdicts import NotApplicable
 from unirl.numerics.diffusion.guidance import guided_velocity
 from unirl.numerics.diffusion.sampler import guidance_of, kernel_of
@@ -16,27 +17,27 @@ SCORE = PixelScore(weights=REWARD_WEIGHTS)
 
 
 @claim("algorithm")
-def test_a_step_raises_the_reward(bench: AlgorithmBench) -> None:
+def test_a_step_raises_the_reward(case: AlgorithmCase) -> None:
     """A small step against the gradient makes the same initial noise end in images of higher reward.
 
     If it fails: look for a `detach` between the velocity and the score, for rewards of the rollout in place of those of
     the decoded latents, and for a sign; the loss is minimised.
     """
-    trial = _trial(bench)
-    track, fixed = trial.anchored(), AlreadyAnchored(trial.algorithm)
-    _, gradient = trial.train(track, algorithm=fixed)
+    setup = _setup(case)
+    track, fixed = setup.with_old_log_probs(), KeepsOldLogProbs(setup.algorithm)
+    _, gradient = setup.train(track, algorithm=fixed)
     norm = sum(float(value.square().sum()) for value in gradient.values()) ** 0.5
     assert norm > 0, "the gradient is 0 although the reward depends on every pixel"
-    before = _rewards_now(trial)
-    trial.train(track, algorithm=fixed, lr=0.01 / norm)
-    gained = float((_rewards_now(trial) - before).mean())
-    bench.record("mean reward gained", gained)
+    before = _rewards_now(setup)
+    setup.train(track, algorithm=fixed, lr=0.01 / norm)
+    gained = float((_rewards_now(setup) - before).mean())
+    case.record("mean reward gained", gained)
     # The step is 0.01 long: rewards of order 0.5 move by 1e-4 and more, of which fp32 keeps three digits.
     assert gained > 0, f"after a step of length 0.01 the mean reward changed by {gained:.3g}; it must rise"
 
 
 @claim("algorithm")
-def test_the_gradient_scales_with_the_reward(bench: AlgorithmBench) -> None:
+def test_the_gradient_scales_with_the_reward(case: AlgorithmCase) -> None:
     """Rewards that are three times as large have a gradient three times as large: a reward's scale counts, and its
     weight.
 
@@ -45,25 +46,25 @@ def test_the_gradient_scales_with_the_reward(bench: AlgorithmBench) -> None:
     If it fails: look for rewards that are normalised, clipped or ranked before the gradient is taken.
     """
     once, thrice = (
-        _gradient(_trial(bench, score=PixelScore(weights=REWARD_WEIGHTS, factor=factor))) for factor in (1.0, 3.0)
+        _gradient(_setup(case, score=PixelScore(weights=REWARD_WEIGHTS, factor=factor))) for factor in (1.0, 3.0)
     )
     expected = {name: 3.0 * value for name, value in once.items()}
-    bench.record("difference from three times the gradient", apart(thrice, expected), bound=ROUNDING)
+    case.record("difference from three times the gradient", gradient_gap(thrice, expected), bound=ROUNDING)
 
 
-def _trial(bench: AlgorithmBench, *, score: PixelScore = SCORE) -> Trial:
-    if bench.needs().reward != "differentiable":
-        raise NotApplicable(f"algorithm {bench.spec.name!r} takes rewards as numbers, without their gradient")
-    return bench.trial(keeps_all=True, score=score)
+def _setup(case: AlgorithmCase, *, score: PixelScore = SCORE) -> TrainingSetup:
+    if case.needs().reward != "differentiable":
+        raise NotApplicable(f"algorithm {case.spec.name!r} takes rewards as numbers, without their gradient")
+    return case.setup(keeps_all=True, score=score)
 
 
-def _gradient(trial: Trial) -> dict[str, Tensor]:
-    return trial.gradient(trial.anchored())
+def _gradient(setup: TrainingSetup) -> dict[str, Tensor]:
+    return setup.gradient(setup.with_old_log_probs())
 
 
-def _rewards_now(trial: Trial) -> Tensor:
+def _rewards_now(setup: TrainingSetup) -> Tensor:
     """[n] of images from the initial noise of the rollout, under the weights as they are now."""
-    track = trial.track.to(trial.model.device)
+    track = setup.track.to(setup.model.device)
     segment = track.latent
     kernel, guidance = kernel_of(segment.sampler), guidance_of(segment.sampler)
     assert not segment.sde_steps.numel() and int(segment.positions[0, 0]) == 0, "rollouts of the kit start at the noise"
@@ -72,6 +73,6 @@ def _rewards_now(trial: Trial) -> Tensor:
     with torch.no_grad():
         for step in range(segment.num_steps):
             sigma, after = (sigmas[place].expand(len(x)) for place in (step, step + 1))
-            v = guided_velocity(trial.model.velocity, x, sigma, conditions=conditions, guidance=guidance)  # type: ignore[union-attr]  # of a latent track
+            v = guided_velocity(setup.model.velocity, x, sigma, conditions=conditions, guidance=guidance)  # type: ignore[union-attr]  # of a latent track
             x = kernel.ode_step(x, velocity=v, sigma=sigma, sigma_next=after)
-        return SCORE(track, trial.model.decode(x)).cpu()  # type: ignore[union-attr]  # as above
+        return SCORE(track, setup.model.decode(x)).cpu()  # type: ignore[union-attr]  # as above

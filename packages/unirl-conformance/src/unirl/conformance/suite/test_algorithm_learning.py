@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.algorithm import AlgorithmBench
+from unirl.conformance.fixtures.algorithm import AlgorithmCase
 from unirl.conformance.verdicts import NotApplicable, NotRun
 from unirl.core.data.prompts import read_prompts
 from unirl.core.errors import PluginNotFound
@@ -18,8 +18,7 @@ from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.recipe.compose import compose
 from unirl.core.recipe.files import list_recipes, recipe_roots
-from unirl.core.specs.plan import Choice, Plan
-from unirl.core.specs.spec import AlgorithmSpec
+from unirl.core.specs.plan import Plan
 from unirl.core.types.event import Event
 from unirl.loop.build import build_parts
 from unirl.loop.step import run_step
@@ -49,7 +48,7 @@ CRITIC = ("backend.critic.lr=1e-3", "advantage.scope=group")
 
 
 @claim("algorithm")
-def test_training_raises_the_reward(bench: AlgorithmBench) -> None:
+def test_training_raises_the_reward(case: AlgorithmCase) -> None:
     """It learns: on the quickstart's coloured shapes, with real parts, the mean reward of the last eight steps exceeds
     that of the first eight by more than three standard errors.
 
@@ -57,41 +56,32 @@ def test_training_raises_the_reward(bench: AlgorithmBench) -> None:
     24 steps. Over four seeds Flow-GRPO rises by 7 to 10 standard errors.
 
     If it fails while the other claims hold: look at what only a run has: `progress` (schedules that end in nothing),
-    state that is kept from step to step, and the default settings, which may not suit small latents; `trial` in the
+    state that is kept from step to step, and the default settings, which may not suit small latents; `setup` in the
     spec names those that do.
     """
-    plan = _plan(bench)
-    verdict = match(plan, catalog=bench.workshop.catalog)
+    plan = _plan(case)
+    verdict = match(plan, catalog=case.factory.catalog)
     if not verdict.accepted:
         raise NotApplicable(" ".join(str(reason) for reason in verdict.reasons))
-    means, variances = _train(plan, bench)
-    third = STEPS // 3
-    rise = (sum(means[-third:]) - sum(means[:third])) / third
+    means, variances = _train(plan, case)
     samples = plan.data.prompts_per_step * plan.data.samples_per_prompt
-    # Of the difference of two means of `third` steps each. The spread counts the prompts', which are the same in both.
-    error = ((sum(variances[-third:]) + sum(variances[:third])) / (third * third * samples)) ** 0.5
-    bench.record("reward of the first steps", sum(means[:third]) / third)
-    bench.record("reward of the last steps", sum(means[-third:]) / third)
-    bench.record("rise in standard errors", rise / error)
-    assert rise > 3 * error, (
-        f"the reward went from {sum(means[:third]) / third:.3f} to {sum(means[-third:]) / third:.3f} in {STEPS} steps; "
-        f"that is {rise / error:.1f} standard errors, and more than 3 are needed"
-    )
+    # The variances count the spread of the prompts, which are the same in every step.
+    case.check_rise(means, variances, samples=samples)
 
 
-def _plan(bench: AlgorithmBench) -> Plan:
-    """The recipe's plan with the algorithm under trial. Raises NotRun when the recipe or a part of it is absent."""
-    roots = recipe_roots(bench.folder)
+def _plan(case: AlgorithmCase) -> Plan:
+    """The recipe's plan with the algorithm under setup. Raises NotRun when the recipe or a part of it is absent."""
+    roots = recipe_roots(case.folder)
     if RECIPE not in [recipe.name for recipe in list_recipes(roots)]:
         raise NotRun("the recipe 'quickstart' is not installed here; `pip install unirl-quickstart` brings it")
-    needs, result = bench.needs(), bench.subject.found("algorithm")
+    needs = case.needs()
     if needs.reward == "none":
-        raise NotApplicable(f"algorithm {bench.spec.name!r} takes no rewards")
+        raise NotApplicable(f"algorithm {case.spec.name!r} takes no rewards")
     reward = DIFFERENTIABLE if needs.reward == "differentiable" else ()
     overrides = [
         *BUDGET,
         *reward,
-        f"run.device={bench.device}",
+        f"run.device={case.device}",
         f"train.updates_per_step={4 if needs.multi_update else 1}",
         # Also where only the default settings ask for it.
         "backend.reference_copy=true",
@@ -100,33 +90,26 @@ def _plan(bench: AlgorithmBench) -> Plan:
     ]
 
     def composed() -> Plan:
-        return compose(RECIPE, overrides, catalog=bench.workshop.catalog, directory=bench.folder)
+        return compose(RECIPE, overrides, catalog=case.factory.catalog, directory=case.folder)
 
     try:
         # Half a second, for what differs between algorithms in little.
-        plan = bench.workshop.shared(f"recipe {RECIPE} {overrides}", composed)
+        plan = case.factory.shared(f"recipe {RECIPE} {overrides}", composed)
     except PluginNotFound as error:
         raise NotRun(f"the recipe 'quickstart' needs a part that is not installed here: {error}") from error
-    assert isinstance(result.spec, AlgorithmSpec)
-    choice = Choice(
-        key="algorithm",
-        spec=result.spec,
-        config=bench.workshop.config(result),
-        dist=result.dist,
-        version=result.version,
-    )
+    choice = case.factory.choice(case.found, case.factory.config(case.found))
     return plan.with_stages(lambda stage: dataclasses.replace(stage, algorithm=choice))
 
 
-def _train(plan: Plan, bench: AlgorithmBench) -> tuple[Sequence[float], Sequence[float]]:
+def _train(plan: Plan, case: AlgorithmCase) -> tuple[Sequence[float], Sequence[float]]:
     """Mean and variance of the reward in every step."""
     prompts = read_prompts(Path(plan.data.train))
     chosen = [prompts[number * len(prompts) // PROMPTS] for number in range(PROMPTS)]
     steps: list[Event] = []
-    events = EventStream(bench.folder / "events.jsonl")
+    events = EventStream(case.folder / "events.jsonl")
     events.listen(lambda event: steps.append(event) if event.kind == "step" else None)
     with _global_state():
-        parts = build_parts(plan, catalog=bench.workshop.catalog)
+        parts = build_parts(plan, catalog=case.factory.catalog)
         try:
             for step in range(plan.run.max_steps):
                 run_step(parts, plan, chosen, step=step, events=events, trackers=Trackers({}, events))
@@ -140,7 +123,7 @@ def _train(plan: Plan, bench: AlgorithmBench) -> tuple[Sequence[float], Sequence
 
 @contextmanager
 def _global_state() -> Iterator[None]:
-    """What building a run changes in this process, back as it was afterwards."""
+    """Restores what building a run changes in this process."""
     threads = torch.get_num_threads()
     try:
         with torch.random.fork_rng():

@@ -8,27 +8,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from unirl.conformance.claims import claim
-from unirl.conformance.doubles.forward import SameForward
 from unirl.conformance.doubles.loss_inputs import loss_inputs, point_inputs, replayed, reward_inputs
-from unirl.conformance.doubles.track_numbers import (
-    advantages_of,
-    log_probs_of,
-    with_advantages,
-    with_log_probs,
-)
-from unirl.conformance.fixtures.algorithm import AlgorithmBench
-from unirl.conformance.fixtures.trial import CLIP, AlreadyAnchored, SameAlgorithm, Trial, of_policy
+from unirl.conformance.doubles.track_numbers import advantages_of, log_probs_of, with_advantages
+from unirl.conformance.doubles.wrapped_algorithms import KeepsOldLogProbs, LogProbRecorder
+from unirl.conformance.fixtures.algorithm import AlgorithmCase
+from unirl.conformance.fixtures.training_setup import CLIP, TrainingSetup, policy_part
 from unirl.conformance.reference import LossInNumpy
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.roles import Algorithm, Forward, Losses, Policy, Replayed, ReplayedTokens
+from unirl.core.roles import Replayed, ReplayedTokens
 from unirl.core.types.track import Track
 from unirl.numerics.loss.reduction import weight_totals
+from unirl.numerics.train.actions import with_per_action
 
 
 @claim("algorithm", track="any")
-def test_zero_advantages_give_no_gradient(bench: AlgorithmBench) -> None:
+def test_zero_advantages_give_no_gradient(case: AlgorithmCase) -> None:
     """With all advantages 0, the policy gradient of the first update is exactly 0. A critic may still learn. A lagged
     policy that samples is still the live one then.
 
@@ -37,19 +32,19 @@ def test_zero_advantages_give_no_gradient(bench: AlgorithmBench) -> None:
     If it fails: look for a term of `loss()` that is not multiplied by the advantage (a bonus, an offset, an advantage
     that is shifted or floored), and give it a key of the config that the spec's `when` names.
     """
-    bench.needs_advantages()
-    trial = bench.trial(sampler_is_live=True)
-    track = trial.anchored()
+    case.needs_advantages()
+    setup = case.setup(sampler_is_live=True)
+    track = setup.with_old_log_probs()
     track = with_advantages(track, torch.zeros_like(advantages_of(track)))
-    report, gradient = trial.train(track, algorithm=AlreadyAnchored(trial.algorithm))
-    policy = of_policy(gradient)
+    report, gradient = setup.train(track, algorithm=KeepsOldLogProbs(setup.algorithm))
+    policy = policy_part(gradient)
     largest = max((float(value.abs().max()) for value in policy.values()), default=0.0)
     assert policy or report.num_updates == 0, "an update was made, and it had no gradient"
-    bench.record("largest gradient element", largest, bound=0.0)
+    case.record("largest gradient element", largest, bound=0.0)
 
 
 @claim("algorithm", track="any")
-def test_the_first_ratio_is_exactly_one(bench: AlgorithmBench) -> None:
+def test_the_first_ratio_is_exactly_one(case: AlgorithmCase) -> None:
     """Before the first update the new and old policy are the same, so their log-probs agree bit for bit and no ratio is
     clipped.
 
@@ -61,45 +56,47 @@ def test_the_first_ratio_is_exactly_one(bench: AlgorithmBench) -> None:
     with those; neither may cast them to another dtype, nor replay with other rows or in another order than it is given.
     """
     for at_once in (True, False):
-        trial = bench.trial(is_ragged=True)
-        if trial.needs.log_probs == "none":
-            raise NotApplicable(f"algorithm {bench.spec.name!r} needs no log-probs, so it has no ratio")
-        log_probs = log_probs_of(trial.track)
+        setup = case.setup(is_ragged=True)
+        if setup.needs.log_probs == "none":
+            raise NotApplicable(f"algorithm {case.spec.name!r} needs no log-probs, so it has no ratio")
+        log_probs = log_probs_of(setup.track)
         assert log_probs is not None
         noise = torch.randn(log_probs.shape, generator=torch.Generator().manual_seed(1))
-        track = with_log_probs(trial.track, log_probs + 1e-3 * noise.to(log_probs.device))
-        watched, replay = _Watched(trial.algorithm), trial.replay(stacked=at_once, packing=at_once)
-        report, _ = trial.train(track, algorithm=watched, replay=replay, micro_batch_size=4)
-        assert watched.gaps, "loss() replayed nothing with the live policy, though the spec needs log-probs"
-        how = ("packed" if at_once else "padded") if trial.is_text else ("stacked" if at_once else "serial")
-        bench.record(f"log-prob gap at the first update, {how}", max(watched.gaps), bound=0.0)
+        track = with_per_action(setup.track, log_probs=log_probs + 1e-3 * noise.to(log_probs.device))
+        recorder, replay = LogProbRecorder(setup.algorithm), setup.replay(stacked=at_once, packing=at_once)
+        report, _ = setup.train(track, algorithm=recorder, replay=replay, micro_batch_size=4)
+        assert recorder.log_ratios, (
+            "loss() replayed nothing with the live policy, or got a track without log-probs, though the spec needs them"
+        )
+        how = ("packed" if at_once else "padded") if setup.is_text else ("stacked" if at_once else "serial")
+        case.record(f"log-prob gap at the first update, {how}", max(recorder.log_ratios), bound=0.0)
         if "ratio_max_dev_first" in report.only:
-            bench.record(f"ratio_max_dev_first, {how}", report.only["ratio_max_dev_first"], bound=0.0)
+            case.record(f"ratio_max_dev_first, {how}", report.only["ratio_max_dev_first"], bound=0.0)
 
 
 @claim("algorithm", track="any")
-def test_a_step_favours_samples_with_advantage(bench: AlgorithmBench) -> None:
+def test_a_step_favours_samples_with_advantage(case: AlgorithmCase) -> None:
     """A small gradient step makes samples with positive advantages more likely relative to those with negative ones;
     with per-token advantages, tokens.
 
     If it fails: there is a sign too many or too few in `loss()`, which is minimised, or the advantages meet the rows
     of other samples.
     """
-    if bench.needs().reward == "none":
-        bench.needs_advantages()
-    trial = bench.trial()
-    if not trial.has_log_probs:
-        raise NotApplicable(f"algorithm {bench.spec.name!r} samples without noise, so its samples have no log-prob")
-    track, fixed = trial.anchored(), AlreadyAnchored(trial.algorithm)
-    before = _log_probs(trial)
-    _, gradient = trial.train(track, algorithm=fixed)
-    norm = sum(float(value.square().sum()) for value in of_policy(gradient).values()) ** 0.5
+    if case.needs().reward == "none":
+        case.needs_advantages()
+    setup = case.setup()
+    if not setup.has_log_probs:
+        raise NotApplicable(f"algorithm {case.spec.name!r} samples without noise, so its samples have no log-prob")
+    track, fixed = setup.with_old_log_probs(), KeepsOldLogProbs(setup.algorithm)
+    before = _log_probs(setup)
+    _, gradient = setup.train(track, algorithm=fixed)
+    norm = sum(float(value.square().sum()) for value in policy_part(gradient).values()) ** 0.5
     assert norm > 0, "the gradient is 0 although samples differ in their advantages"
-    trial.train(track, algorithm=fixed, lr=0.01 / norm)
-    gained = _log_probs(trial) - before
+    setup.train(track, algorithm=fixed, lr=0.01 / norm)
+    gained = _log_probs(setup) - before
     advantages = advantages_of(track).cpu()
     favour = float((advantages * gained).sum() / advantages.abs().sum())
-    bench.record("mean log-prob gained in favour of advantage", favour)
+    case.record("mean log-prob gained in favour of advantage", favour)
     # The step is 0.01 long: log-probs move by 1e-3 and more, of which fp32 keeps four digits.
     assert favour > 0, (
         f"after a step of length 0.01 along the gradient, log-probs weighted by the advantage changed by {favour:.3g}; "
@@ -108,26 +105,26 @@ def test_a_step_favours_samples_with_advantage(bench: AlgorithmBench) -> None:
 
 
 @claim("algorithm")
-def test_three_updates_lower_the_loss(bench: AlgorithmBench) -> None:
+def test_three_updates_lower_the_loss(case: AlgorithmCase) -> None:
     """The gradient is that of the loss: each of three small gradient steps lowers it on the same samples.
 
     If it fails: the values that `loss()` returns and their gradient belong to different losses (a detach in the wrong
     place, a clip that binds at once), or the loss changes from call to call.
     """
-    trial = bench.trial()
-    track = trial.anchored()
-    fixed = AlreadyAnchored(trial.algorithm)
-    report, gradient = trial.train(track, algorithm=fixed)
+    setup = case.setup()
+    track = setup.with_old_log_probs()
+    fixed = KeepsOldLogProbs(setup.algorithm)
+    report, gradient = setup.train(track, algorithm=fixed)
     norm_squared = sum(float(value.double().square().sum()) for value in gradient.values())
     assert norm_squared > 0, "the gradient is 0 although samples differ in their advantages"
     # Each step promises a thousandth: far within the clip, and a thousand times the rounding of a mean of fp32.
     promised = 1e-3
     losses = [report.only["loss"]]
     for _ in range(3):
-        trial.train(track, algorithm=fixed, lr=promised / norm_squared)
-        losses.append(trial.train(track, algorithm=fixed)[0].only["loss"])
-    bench.record("loss before", losses[0])
-    bench.record("gain of three updates over what the gradient promised", (losses[0] - losses[-1]) / (3 * promised))
+        setup.train(track, algorithm=fixed, lr=promised / norm_squared)
+        losses.append(setup.train(track, algorithm=fixed)[0].only["loss"])
+    case.record("loss before", losses[0])
+    case.record("gain of three updates over what the gradient promised", (losses[0] - losses[-1]) / (3 * promised))
     fell = [after < before for before, after in itertools.pairwise(losses)]
     assert all(fell), (
         f"the loss over three updates is {', '.join(f'{loss:.7g}' for loss in losses)}; each must lower it"
@@ -135,7 +132,7 @@ def test_three_updates_lower_the_loss(bench: AlgorithmBench) -> None:
 
 
 @claim("algorithm", track="any")
-def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None:
+def test_the_loss_agrees_with_its_numpy_reference(case: AlgorithmCase) -> None:
     """The loss is the formula of the paper: it equals the spec's `reference`, an independent implementation.
 
     The weights have moved away from the anchor, so that clips bind on some samples and not on others; tried at
@@ -146,77 +143,50 @@ def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None
     the one with the fewer tests is usually wrong. An algorithm without `reference` fails here; write one, or declare
     a gap that says why there is none.
     """
-    assert bench.spec.reference, (
-        f"algorithm {bench.spec.name!r} names no `reference` in its spec, so nothing shows that its loss is the "
+    assert case.spec.reference, (
+        f"algorithm {case.spec.name!r} names no `reference` in its spec, so nothing shows that its loss is the "
         "paper's. Write `reference(config, inputs) -> float` in NumPy, see unirl.conformance.reference.LossInNumpy."
     )
-    expected_of: LossInNumpy = bench.workshop.resolved(bench.subject.found("algorithm"), bench.spec.reference)
-    for on in bench.variants():
-        trial = bench.trial(on, is_ragged=True)
-        track = trial.anchored(_some_without_weight(trial.track))
-        inputs_of = _inputs_of(trial, track)
+    expected_of: LossInNumpy = case.factory.resolved(case.found, case.spec.reference)
+    for on in case.variants():
+        setup = case.setup(on, is_ragged=True)
+        track = setup.with_old_log_probs(_some_without_weight(setup.track))
+        inputs_of = _inputs_of(setup, track)
         for progress in (0.0, 0.7):
             with torch.no_grad():
-                result, losses = trial.loss(track, progress=progress)
-            expected = expected_of(trial.config, inputs_of(progress))
+                result, losses = setup.loss(track, progress=progress)
+            expected = expected_of(setup.config, inputs_of(progress))
             scale = sum(_size(term) for term in losses.terms)
             name = "+".join(on) or "plain"
             # Each element goes through some ten fp32 operations of 6e-8 relative rounding, and a ratio near 1 that is
             # clipped keeps that absolute error.
-            bench.record(
+            case.record(
                 f"difference from the reference, {name}, progress {progress}",
                 (float(result) - expected) / scale,
                 bound=2e-6,
             )
 
 
-def _inputs_of(trial: Trial, track: Track) -> Callable[[float], Any]:
+def _inputs_of(setup: TrainingSetup, track: Track) -> Callable[[float], Any]:
     """Moves the weights away from the anchor; what it returns gives the inputs of the reference there."""
-    if trial.needs.reward == "differentiable":
-        trial.move()
-        return lambda progress: reward_inputs(trial, track, progress=progress)
+    if setup.needs.reward == "differentiable":
+        setup.move()
+        return lambda progress: reward_inputs(setup, track, progress=progress)
     # A loss over stochastic steps replays them; any other asks for velocities at points of its own.
-    if not trial.is_text and not trial.needs.stochastic:
-        trial.move()
-        return lambda progress: point_inputs(trial, track, progress=progress)
-    old = replayed(trial, "live")
-    trial.move()
-    new = replayed(trial, "live")
-    if trial.needs.log_probs != "none":
+    if not setup.is_text and not setup.needs.stochastic:
+        setup.move()
+        return lambda progress: point_inputs(setup, track, progress=progress)
+    old = replayed(setup, "live")
+    setup.move()
+    new = replayed(setup, "live")
+    if setup.needs.log_probs != "none":
         _check_that_clips_matter(track, new)
-    return lambda progress: loss_inputs(trial, track, new=new, old=old, progress=progress)
+    return lambda progress: loss_inputs(setup, track, new=new, old=old, progress=progress)
 
 
-class _Watched(SameAlgorithm):
-    """The algorithm, noting how far live log-probs in `loss()` are from those of the track that it was given."""
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        super().__init__(algorithm)
-        self.gaps: list[float] = []
-
-    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        return self._algorithm.loss(track, _Noting(forward, log_probs_of(track), self.gaps), progress=progress)
-
-
-class _Noting(SameForward):
-    """Notes how far live log-probs are from those given."""
-
-    def __init__(self, forward: Forward, given: Tensor | None, gaps: list[float]) -> None:
-        super().__init__(forward)
-        self._given, self._gaps = given, gaps
-
-    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
-        replayed = super().__call__(track, policy=policy)
-        if policy == "live":
-            assert self._given is not None, "after anchor() the track has no log-probs to compare with"
-            gap = (replayed.log_probs.detach() - self._given)[replayed.valid]
-            self._gaps.append(float(gap.abs().max()))
-        return replayed
-
-
-def _log_probs(trial: Trial) -> torch.Tensor:
+def _log_probs(setup: TrainingSetup) -> torch.Tensor:
     """[n, S] or [n, 1] on the CPU, of whatever has an advantage of its own."""
-    return trial.mean_log_probs()[:, None] if trial.critic is None else trial.log_probs().cpu()
+    return setup.mean_log_probs()[:, None] if setup.critic is None else setup.log_probs().cpu()
 
 
 def _some_without_weight(track: Track) -> Track:
@@ -226,7 +196,7 @@ def _some_without_weight(track: Track) -> Track:
 
 
 def _check_that_clips_matter(track: Track, new: Replayed | ReplayedTokens) -> None:
-    """That the trial can tell a clipped loss from another one; it says nothing of the algorithm."""
+    """That the setup can tell a clipped loss from another one; it says nothing of the algorithm."""
     old = log_probs_of(track)
     assert old is not None
     far = (new.log_probs - old).abs()[new.valid] > CLIP
@@ -234,7 +204,7 @@ def _check_that_clips_matter(track: Track, new: Replayed | ReplayedTokens) -> No
 
 
 def _size(term: Any) -> float:
-    """What a term would be if all its elements had one sign."""
+    """Size of a term if all its elements had one sign."""
     weights = term.weights.double()
     values = torch.where(weights > 0, term.values.double().abs(), torch.zeros_like(weights))
     return abs(term.scale) * float((values * weights).sum() / weight_totals([term])[term.name])

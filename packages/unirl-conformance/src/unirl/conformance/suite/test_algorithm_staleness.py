@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
-from unirl.conformance.doubles.track_numbers import advantages_of, with_advantages, with_log_probs
-from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmBench
-from unirl.conformance.fixtures.trial import CLIP, apart, of_policy
+from unirl.conformance.doubles.plans import choice_of_the_kit, plan_of
+from unirl.conformance.doubles.track_numbers import advantages_of, with_advantages
+from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmCase
+from unirl.conformance.fixtures.training_setup import CLIP, gradient_gap, policy_part
 from unirl.core.match.match import match
-from unirl.core.recipe.stages import stages_of
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import (
-    BackendConfig,
-    PartConfig,
-    RecipeConfig,
-    RunConfig,
-    StageConfig,
-    TrainConfig,
-)
-from unirl.core.specs.plan import Choice, Plan
+from unirl.core.specs.config import BackendConfig, PartConfig, RunConfig, TrainConfig
 from unirl.core.specs.spec import BackendSpec, EngineSpec
+from unirl.numerics.train.actions import with_per_action
 
 ENGINE = TrainConfig(old_log_probs="engine")
 REPLAY = TrainConfig(old_log_probs="replay")
@@ -34,7 +26,7 @@ OLDEST = 0.4 * CLIP
 
 
 @claim("algorithm", track="any")
-def test_stale_samples_are_weighted_as_declared(bench: AlgorithmBench) -> None:
+def test_stale_samples_are_weighted_as_declared(case: AlgorithmCase) -> None:
     """With `run.max_staleness` samples are from older weights than the trained ones; `staleness` in the needs declares
     how the algorithm handles that. `ratio`: a sample counts by the ratio of the current policy to the one that sampled
     it, as importance sampling asks: the gradient is that of fresh samples whose advantages are multiplied by this
@@ -46,60 +38,62 @@ def test_stale_samples_are_weighted_as_declared(bench: AlgorithmBench) -> None:
     they are, for replayed ones are those of the trained weights, and `loss()` must take its ratio to them. Where
     settings make that impossible, state `staleness="none"` for their keys in `when`.
     """
-    for on in bench.variants():
-        name, staleness = "+".join(on) or "plain", bench.needs(on).staleness
+    for on in case.variants():
+        name, staleness = "+".join(on) or "plain", case.needs(on).staleness
         for train, ahead_is_possible in (
             (ENGINE, staleness in ("ratio", "any")),
             # Replayed log-probs are those of the trained weights, whatever the age of the samples.
             (REPLAY, staleness == "any"),
         ):
-            refused = _refusals(bench, on, train)
+            refused = _refusals(case, on, train)
             assert bool(refused) != ahead_is_possible, (
                 f"{name}: the spec states staleness {staleness!r}; a run ahead with train.old_log_probs="
                 f"{train.old_log_probs} is {'refused: ' + refused[0] if refused else 'accepted'}"
             )
         if staleness == "ratio":
-            _check_that_age_is_corrected(bench, on, name)
+            _check_that_age_is_corrected(case, on, name)
         elif staleness == "any":
             for train in (ENGINE, REPLAY):
-                _check_that_age_does_not_matter(bench, on, name, train)
+                _check_that_age_does_not_matter(case, on, name, train)
 
 
-def _check_that_age_is_corrected(bench: AlgorithmBench, on: Collection[str], name: str) -> None:
-    trial = bench.trial(on, is_ragged=True, train=ENGINE)
-    assert trial.needs.log_probs != "none", (
+def _check_that_age_is_corrected(case: AlgorithmCase, on: Collection[str], name: str) -> None:
+    setup = case.setup(on, is_ragged=True, train=ENGINE)
+    assert setup.needs.log_probs != "none", (
         f"{name}: the spec states staleness 'ratio' and needs no log-probs of the policy that sampled"
     )
-    trial.move()
-    live = trial.log_probs()
+    setup.move()
+    live = setup.log_probs()
     # The same for all steps of a sample, so that a ratio of its steps and one of the whole sample are the same number.
-    log_ratios = torch.linspace(-OLDEST, OLDEST, trial.track.num_rows)[_mixed(trial.track.num_rows)]
-    fresh = with_log_probs(trial.track, live)
-    old = trial.anchored(with_log_probs(trial.track, live - log_ratios[:, None].to(live.device)))
+    log_ratios = torch.linspace(-OLDEST, OLDEST, setup.track.num_rows)[_mixed(setup.track.num_rows)]
+    fresh = with_per_action(setup.track, log_probs=live)
+    old = setup.with_old_log_probs(with_per_action(setup.track, log_probs=live - log_ratios[:, None].to(live.device)))
     # Those that the algorithm gives to the samples as they are: a divergence in the reward is that of who sampled.
     advantages = advantages_of(old)
-    plain = with_advantages(trial.anchored(fresh), advantages)
+    plain = with_advantages(setup.with_old_log_probs(fresh), advantages)
     weighted = with_advantages(plain, advantages * log_ratios.exp()[:, None].to(advantages.device))
-    expected = of_policy(trial.gradient(weighted))
+    expected = policy_part(setup.gradient(weighted))
     # Without it a correction could not be told from none.
-    told = apart(of_policy(trial.gradient(plain)), expected)
+    told = gradient_gap(policy_part(setup.gradient(plain)), expected)
     assert told > 100 * ROUNDING, f"{name}: age changes the gradient by {told:.2g}; this is a defect of the kit"
-    result = of_policy(trial.gradient(old))
-    bench.record(f"{name}, difference from the importance-weighted gradient", apart(result, expected), bound=ROUNDING)
+    result = policy_part(setup.gradient(old))
+    case.record(
+        f"{name}, difference from the importance-weighted gradient", gradient_gap(result, expected), bound=ROUNDING
+    )
 
 
-def _check_that_age_does_not_matter(bench: AlgorithmBench, on: Collection[str], name: str, train: TrainConfig) -> None:
-    trial = bench.trial(on, is_ragged=True, train=train)
-    trial.move()
-    if trial.has_log_probs:
-        other = with_log_probs(trial.track, trial.log_probs())
+def _check_that_age_does_not_matter(case: AlgorithmCase, on: Collection[str], name: str, train: TrainConfig) -> None:
+    setup = case.setup(on, is_ragged=True, train=train)
+    setup.move()
+    if setup.has_log_probs:
+        other = with_per_action(setup.track, log_probs=setup.log_probs())
     else:
         # Nothing of who sampled is in the track but a number.
-        other = dataclasses.replace(trial.track, policy_version=tuple(range(trial.track.num_rows)))
-    expected = trial.gradient(trial.anchored(other))
-    result = trial.gradient(trial.anchored())
+        other = dataclasses.replace(setup.track, policy_version=tuple(range(setup.track.num_rows)))
+    expected = setup.gradient(setup.with_old_log_probs(other))
+    result = setup.gradient(setup.with_old_log_probs())
     how = f"{name}, difference by the log-probs of the engine, old_log_probs {train.old_log_probs}"
-    bench.record(how, apart(result, expected), bound=ROUNDING)
+    case.record(how, gradient_gap(result, expected), bound=ROUNDING)
 
 
 def _mixed(rows: int) -> Tensor:
@@ -107,44 +101,26 @@ def _mixed(rows: int) -> Tensor:
     return torch.tensor([(7 * row + 3) % rows for row in range(rows)])
 
 
-def _refusals(bench: AlgorithmBench, on: Collection[str], train: TrainConfig) -> list[str]:
+def _refusals(case: AlgorithmCase, on: Collection[str], train: TrainConfig) -> list[str]:
     """Why a run with a rollout ahead is rejected whose other parts can all do it."""
-    result, dist = bench.subject.found("algorithm"), "unirl-conformance"
     parts: dict[str, Any] = {
         "summary": "of the kit",
         "build": "unirl:none",
         "config": "unirl.core.specs.config:PartConfig",
     }
     own = {Cap.WEIGHTS_FULL}
-
-    def choice(spec: Any, config: PartConfig) -> Any:
-        return Choice(key=spec.kind, spec=spec, config=config, dist=dist, version=version(dist))
-
-    chosen = {
-        "model": choice(bench.model_spec, PartConfig()),
-        "backend": choice(BackendSpec(name="any", **parts), BackendConfig(trains="full")),
-        "engine": choice(EngineSpec(name="weights-of-its-own", capabilities=own, **parts), PartConfig()),
-        "algorithm": Choice(
-            key="algorithm", spec=bench.spec, config=bench.config(on), dist=result.dist, version=result.version
-        ),
-    }
-    recipe = RecipeConfig(
+    engine = EngineSpec(name="weights-of-its-own", capabilities=own, **parts)
+    plan = plan_of(
+        {
+            "model": choice_of_the_kit(case.model_spec, PartConfig()),
+            "backend": choice_of_the_kit(BackendSpec(name="any", **parts), BackendConfig(trains="full")),
+            "engine": choice_of_the_kit(engine, PartConfig()),
+            "algorithm": case.factory.choice(case.found, case.config(on)),
+        },
+        track=case.track,
+        sampling=case.text_sampling() if case.kind == "text" else case.sampling(case.needs(on)),
         run=RunConfig(max_staleness=1),
-        stages={bench.track: StageConfig(track=bench.track)},
-        sampling=bench.text_sampling() if bench.kind == "text" else bench.sampling(bench.needs(on)),
         train=train,
-    )
-    plan = Plan(
-        recipe="conformance",
-        stages=stages_of(recipe, {kind: {"": choice} for kind, choice in chosen.items()}, {}),
-        rewards={},
-        trackers={},
-        run=recipe.run,
-        data=recipe.data,
-        eval=recipe.eval,
-        resolved={},
-        origins={},
-        hash="",
     )
     about = ("run.max_staleness", "train.old_log_probs")
     return [str(reason) for reason in match(plan).reasons if reason.key in about and "max_staleness" in str(reason)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.algorithm import AlgorithmBench
-from unirl.conformance.fixtures.trial import AlreadyAnchored, Trial
+from unirl.conformance.doubles.wrapped_algorithms import KeepsOldLogProbs
+from unirl.conformance.fixtures.algorithm import AlgorithmCase
+from unirl.conformance.fixtures.training_setup import TrainingSetup
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.roles import Algorithm
 from unirl.core.types.track import Track
@@ -16,7 +17,7 @@ STEPS = 3
 
 
 @claim("algorithm", track="any")
-def test_a_resumed_algorithm_goes_on_as_it_was(bench: AlgorithmBench) -> None:
+def test_a_resumed_algorithm_goes_on_as_it_was(case: AlgorithmCase) -> None:
     """An algorithm with state besides the weights, such as an adaptive coefficient, puts all of it into a checkpoint: a
     new one that takes the state, as JSON, has the gradient of the old one bit for bit, and
     so have the steps after it. Updates leave the state alone, so that copies on other ranks, which get it with each
@@ -29,39 +30,39 @@ def test_a_resumed_algorithm_goes_on_as_it_was(bench: AlgorithmBench) -> None:
     If it fails: everything that `end_step()` changes and a loss reads belongs into `state()`, and `load_state()` puts
     all of it back. Nothing else may change it.
     """
-    settings = dict(bench.spec.stateful)
+    settings = dict(case.spec.stateful)
     if not settings:
-        for on in bench.variants():
-            kept = algorithm_state(bench.algorithm(bench.config(on)))
+        for on in case.variants():
+            kept = algorithm_state(case.algorithm(case.config(on)))
             assert not kept, f"it keeps the state {kept}, and its spec names no settings of it in `stateful`"
-        raise NotApplicable(f"algorithm {bench.spec.name!r} keeps nothing from step to step")
-    trial = bench.trial([key for key in bench.spec.when if key in settings], is_ragged=True, **settings)
-    fresh, old = bench.algorithm(trial.config), trial.algorithm
+        raise NotApplicable(f"algorithm {case.spec.name!r} keeps nothing from step to step")
+    setup = case.setup([key for key in case.spec.when if key in settings], is_ragged=True, **settings)
+    fresh, old = case.algorithm(setup.config), setup.algorithm
     start = algorithm_state(old)
     assert start, f"the spec says that it keeps a state with {settings}, and state() gives none"
-    track = trial.anchored() if trial.critic is None else trial.track
-    trial.move()
+    track = setup.with_old_log_probs() if setup.critic is None else setup.track
+    setup.move()
     for _ in range(STEPS):
-        _step(trial, track, old)
+        _step(setup, track, old)
     later = algorithm_state(old)
     assert later != start, (
         f"{STEPS} steps left its state as it was, {start}: with these settings a step changes nothing"
     )
-    resumed = _with_state(bench.algorithm(trial.config), later)
+    resumed = _with_state(case.algorithm(setup.config), later)
     assert algorithm_state(resumed) == later, f"given the state {later}, it says {algorithm_state(resumed)}"
-    _check_same_gradient(bench, trial, track, resumed, old, when="resumed")
-    _step(trial, track, resumed)
-    _step(trial, track, old)
+    _check_same_gradient(case, setup, track, resumed, old, when="resumed")
+    _step(setup, track, resumed)
+    _step(setup, track, old)
     after, expected = algorithm_state(resumed), algorithm_state(old)
     assert after == expected, f"a step after the resume its state is {after}; without the resume it is {expected}"
-    _check_same_gradient(bench, trial, track, resumed, old, when="a step after it")
-    _check_same_gradient(bench, trial, track, _with_state(old, start), fresh, when="back at the start")
+    _check_same_gradient(case, setup, track, resumed, old, when="a step after it")
+    _check_same_gradient(case, setup, track, _with_state(old, start), fresh, when="back at the start")
 
 
-def _step(trial: Trial, track: Track, algorithm: Algorithm) -> None:
+def _step(setup: TrainingSetup, track: Track, algorithm: Algorithm) -> None:
     """One step of a run, whose weights stay."""
     before = algorithm_state(algorithm)
-    report, _ = trial.train(track, algorithm=_from_there(trial, algorithm), micro_batch_size=4)
+    report, _ = setup.train(track, algorithm=_from_there(setup, algorithm), micro_batch_size=4)
     after = algorithm_state(algorithm)
     assert after == before, f"an update changed its state from {before} to {after}; end_step() alone may do that"
     result = algorithm.end_step({**report.only, "samples": float(track.num_rows)})
@@ -69,9 +70,9 @@ def _step(trial: Trial, track: Track, algorithm: Algorithm) -> None:
     assert not wrong, f"end_step() gave numbers for the log that are none: {wrong}"
 
 
-def _from_there(trial: Trial, algorithm: Algorithm) -> Algorithm:
+def _from_there(setup: TrainingSetup, algorithm: Algorithm) -> Algorithm:
     """For the track that this claim trains on, which is anchored already where there is no critic."""
-    return AlreadyAnchored(algorithm) if trial.critic is None else algorithm
+    return KeepsOldLogProbs(algorithm) if setup.critic is None else algorithm
 
 
 def _with_state(algorithm: Algorithm, state: dict[str, object]) -> Algorithm:
@@ -80,10 +81,10 @@ def _with_state(algorithm: Algorithm, state: dict[str, object]) -> Algorithm:
 
 
 def _check_same_gradient(
-    bench: AlgorithmBench, trial: Trial, track: Track, found: Algorithm, wanted: Algorithm, *, when: str
+    case: AlgorithmCase, setup: TrainingSetup, track: Track, result: Algorithm, expected: Algorithm, *, when: str
 ) -> None:
     pairs = zip(
-        *(trial.train(track, algorithm=_from_there(trial, one))[1].values() for one in (found, wanted)), strict=True
+        *(setup.train(track, algorithm=_from_there(setup, one))[1].values() for one in (result, expected)), strict=True
     )
     largest = max(float((mine - other).abs().max()) for mine, other in pairs)
-    bench.record(f"largest difference of a gradient, {when}", largest, bound=0.0)
+    case.record(f"largest difference of a gradient, {when}", largest, bound=0.0)

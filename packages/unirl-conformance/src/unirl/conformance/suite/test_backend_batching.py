@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
-from unirl.conformance.doubles.surrogate import Pairs, Surrogate
-from unirl.conformance.doubles.trainee import Training, largest_gap
-from unirl.conformance.doubles.two_ranks import Found, train_here, train_on_two_ranks
+from unirl.conformance.doubles.ppo import DPO, PPO
+from unirl.conformance.doubles.trainer import Training, largest_gap
 from unirl.conformance.doubles.two_ranks import Job as RankJob
-from unirl.conformance.fixtures.backend import GRADIENT, BackendBench, refuses
+from unirl.conformance.doubles.two_ranks import Result, train_here, train_on_two_ranks
+from unirl.conformance.fixtures.backend import GRADIENT, BackendCase, refuses
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.errors import BatchError
 from unirl.core.roles import Algorithm, Job
@@ -38,113 +38,113 @@ def paired(track: Track) -> Track:
     return dataclasses.replace(track, group_ids=("g",) * track.num_rows, unit_ids=("a", "b", "a", "c", "b", "c"))
 
 
-def updated_at_once(bench: BackendBench, training: Training, *, is_uneven: bool) -> tuple[dict[str, Tensor], float]:
-    """The same with two tracks of the bench, each as a whole; done once for the claims that compare with it."""
+def updated_at_once(case: BackendCase, training: Training, *, is_uneven: bool) -> tuple[dict[str, Tensor], float]:
+    """The same with two tracks of the case, each as a whole; done once for the claims that compare with it."""
 
     def update() -> tuple[dict[str, Tensor], float]:
-        tracks = [bench.track(number) for number in range(2)]
-        return updated(bench, training, *(map(uneven, tracks) if is_uneven else tracks))
+        tracks = [case.track(number) for number in range(2)]
+        return updated(case, training, *(map(uneven, tracks) if is_uneven else tracks))
 
-    return bench.workshop.shared(f"update of {bench.subject.id}, {training}, uneven: {is_uneven}", update)
+    return case.factory.shared(f"update of {case.subject.id}, {training}, uneven: {is_uneven}", update)
 
 
 def updated(
-    bench: BackendBench,
+    case: BackendCase,
     training: Training,
     *tracks: Track,
     micro_batch_size: int = 0,
-    algorithm: Callable[[], Algorithm] = Surrogate,
+    algorithm: Callable[[], Algorithm] = PPO,
 ) -> tuple[dict[str, Tensor], float]:
-    """What trains after an update with each track, and the largest change of it."""
-    with bench.backend(training, train=TrainConfig(micro_batch_size=micro_batch_size), **GRADIENT) as trainee:
-        before = trainee.trained()
+    """The trained weights after an update with each track, and their largest change."""
+    with case.backend(training, train=TrainConfig(micro_batch_size=micro_batch_size), **GRADIENT) as trainer:
+        before = trainer.trained()
         for track in tracks:
-            trainee.train(track, algorithm())
-        after = trainee.trained()
+            trainer.train(track, algorithm())
+        after = trainer.trained()
     return after, largest_gap(after, before)
 
 
 @claim("backend")
-def test_micro_batches_never_change_the_update(bench: BackendBench) -> None:
+def test_micro_batches_never_change_the_update(case: BackendCase) -> None:
     """The micro-batch size affects only memory: one row at a time, or four and then two, give the same update as all
     six at once.
 
     If it fails: divide each loss term by its weight over the whole update, known before the first backward, not by the
     rows of the micro-batch nor by the number of micro-batches.
     """
-    tracks = [uneven(bench.track(number)) for number in range(2)]
-    for training in bench.trainings:
-        expected, change = updated_at_once(bench, training, is_uneven=True)
+    tracks = [uneven(case.track(number)) for number in range(2)]
+    for training in case.trainings:
+        expected, change = updated_at_once(case, training, is_uneven=True)
         for size in (1, 4):
-            result, _ = updated(bench, training, *tracks, micro_batch_size=size)
-            bench.record(f"{training}: micro-batches of {size}", largest_gap(result, expected) / change, bound=BOUND)
+            result, _ = updated(case, training, *tracks, micro_batch_size=size)
+            case.record(f"{training}: micro-batches of {size}", largest_gap(result, expected) / change, bound=BOUND)
 
 
 @claim("backend")
-def test_units_stay_whole(bench: BackendBench) -> None:
+def test_units_stay_whole(case: BackendCase) -> None:
     """Rows of one unit (`Track.unit_ids`), such as a preference pair, are in one micro-batch and one update, and every
     split that keeps units gives the same update. A unit larger than a micro-batch is refused.
 
     If it fails: partition units (`Track.units`) over updates and micro-batches, and not rows.
     """
-    tracks = [paired(uneven(bench.track(number))) for number in range(2)]
-    for training in bench.trainings:
-        expected, change = updated(bench, training, *tracks, algorithm=Pairs)
+    tracks = [paired(uneven(case.track(number))) for number in range(2)]
+    for training in case.trainings:
+        expected, change = updated(case, training, *tracks, algorithm=DPO)
         for size in (2, 4):
-            result, _ = updated(bench, training, *tracks, micro_batch_size=size, algorithm=Pairs)
-            bench.record(f"{training}: micro-batches of {size}", largest_gap(result, expected) / change, bound=BOUND)
-        with bench.backend(training, train=TrainConfig(micro_batch_size=2, updates_per_step=3)) as trainee:
-            trainee.train(tracks[0], Pairs())
+            result, _ = updated(case, training, *tracks, micro_batch_size=size, algorithm=DPO)
+            case.record(f"{training}: micro-batches of {size}", largest_gap(result, expected) / change, bound=BOUND)
+        with case.backend(training, train=TrainConfig(micro_batch_size=2, updates_per_step=3)) as trainer:
+            trainer.train(tracks[0], DPO())
         with (
-            bench.backend(training, train=TrainConfig(micro_batch_size=1)) as trainee,
+            case.backend(training, train=TrainConfig(micro_batch_size=1)) as trainer,
             refuses(BatchError, "a unit of 2 rows in micro-batches of 1"),
         ):
-            trainee.train(tracks[0], Pairs())
+            trainer.train(tracks[0], DPO())
 
 
 @claim("backend")
-def test_the_order_of_rows_never_changes_the_update(bench: BackendBench) -> None:
+def test_the_order_of_rows_never_changes_the_update(case: BackendCase) -> None:
     """Rows may come in any order, with groups split up: all fields of a sample stay together.
 
     If it fails: look for whatever is matched by position with something that was sorted or grouped: advantages,
     conditions, weights.
     """
-    mixed = [uneven(bench.track(number)).select([4, 0, 5, 2, 1, 3]) for number in range(2)]
-    for training in bench.trainings:
-        expected, change = updated_at_once(bench, training, is_uneven=True)
-        result, _ = updated(bench, training, *mixed)
-        bench.record(f"{training}: rows in another order", largest_gap(result, expected) / change, bound=BOUND)
+    mixed = [uneven(case.track(number)).select([4, 0, 5, 2, 1, 3]) for number in range(2)]
+    for training in case.trainings:
+        expected, change = updated_at_once(case, training, is_uneven=True)
+        result, _ = updated(case, training, *mixed)
+        case.record(f"{training}: rows in another order", largest_gap(result, expected) / change, bound=BOUND)
 
 
 @claim("backend")
-def test_rows_of_weight_0_change_nothing(bench: BackendBench) -> None:
+def test_rows_of_weight_0_change_nothing(case: BackendCase) -> None:
     """Padding and filtered samples are ignored: the update is that of the other rows.
 
     If it fails: look for a mean over all rows where a sum over weights is meant, and for weights that are dropped on
     the way to the algorithm.
     """
-    tracks = [bench.track(number) for number in range(2)]
+    tracks = [case.track(number) for number in range(2)]
     kept = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
     padded = [track.padded(9) for track in tracks]
     filtered = [dataclasses.replace(track, sample_weights=kept.to(track.sample_weights.device)) for track in tracks]
     chosen = [track.select([0, 2, 3, 5]) for track in tracks]
-    for training in bench.trainings:
+    for training in case.trainings:
         wholes = {
-            "padded": (padded, updated_at_once(bench, training, is_uneven=False)),
-            "filtered": (filtered, updated(bench, training, *chosen)),
+            "padded": (padded, updated_at_once(case, training, is_uneven=False)),
+            "filtered": (filtered, updated(case, training, *chosen)),
         }
         for what, (some, (expected, change)) in wholes.items():
-            result, _ = updated(bench, training, *some, micro_batch_size=2)
-            bench.record(f"{training}: {what}", largest_gap(result, expected) / change, bound=BOUND)
+            result, _ = updated(case, training, *some, micro_batch_size=2)
+            case.record(f"{training}: {what}", largest_gap(result, expected) / change, bound=BOUND)
 
 
 @claim("backend")
-def test_metrics_of_an_algorithm_add_up(bench: BackendBench) -> None:
+def test_metrics_of_an_algorithm_add_up(case: BackendCase) -> None:
     """A mean that an algorithm reports is the mean over all rows, however they were batched; maxima and sums as well.
 
     If it fails: add up the `total` and `weight` of each `Metric` over the micro-batches and divide once at the end.
     """
-    track = uneven(bench.track())
+    track = uneven(case.track())
     assert track.advantages is not None
     advantages = [float(value) for value in track.advantages]
     expected = {
@@ -153,8 +153,8 @@ def test_metrics_of_an_algorithm_add_up(bench: BackendBench) -> None:
         "rows": 6.0,
     }
     for size in (0, 4):
-        with bench.backend(bench.trainings[0], train=TrainConfig(micro_batch_size=size)) as trainee:
-            metrics = trainee.train(track).only
+        with case.backend(case.trainings[0], train=TrainConfig(micro_batch_size=size)) as trainer:
+            metrics = trainer.train(track).only
         for name, value in expected.items():
             assert name in metrics, f"the algorithm's metric {name!r} is not among {sorted(metrics)}"
             # The totals of micro-batches are sums in fp32.
@@ -164,7 +164,7 @@ def test_metrics_of_an_algorithm_add_up(bench: BackendBench) -> None:
 
 
 @claim("backend", proves=Cap.MANY_RANKS)
-def test_two_ranks_update_as_one(bench: BackendBench) -> None:
+def test_two_ranks_update_as_one(case: BackendCase) -> None:
     """Two ranks with half of the rows each, with unequal parts, or with only padding on one of them, make the same
     update as one process with all rows, in every weight and average; with units of two rows as well.
 
@@ -172,10 +172,10 @@ def test_two_ranks_update_as_one(bench: BackendBench) -> None:
     (multiply by the ranks, or sum); whether the denominators are summed over ranks; whether both ranks start from the
     same adapters; and whether both run equally many forwards. A claim that runs out of time is a rank that waits.
     """
-    if bench.device != "cpu":
+    if case.device != "cpu":
         raise NotApplicable("its ranks are processes on the CPU, and there it is tried")
-    found = bench.subject.found("backend")
-    whole = [uneven(bench.track(number)) for number in range(2)]
+    found = case.subject.found("backend")
+    whole = [uneven(case.track(number)) for number in range(2)]
     padding = [track.select([0]).padded(2).select([1]) for track in whole]
     parts = {
         "halves": [(track.select([0, 1, 2]), track.select([3, 4, 5])) for track in whole],
@@ -184,65 +184,65 @@ def test_two_ranks_update_as_one(bench: BackendBench) -> None:
     }
     pairs = [paired(track) for track in whole]
     units = [(track.select([0, 2, 1, 4]), track.select([3, 5])) for track in pairs]
-    one: dict[str, Found] = {}
+    one: dict[str, Result] = {}
     jobs: dict[str, RankJob] = {}
-    for training in bench.trainings:
-        config = bench.config(training, *bench.extras(training), **GRADIENT)
+    for training in case.trainings:
+        config = case.config(training, *case.extras(training), **GRADIENT)
         job = RankJob(
             build=found.spec.build,
             config=config,
             training=training,
-            policies=bench.policies(training, config),
+            policies=case.policies(training, config),
             train=TrainConfig(micro_batch_size=2),
             tracks=(tuple(whole),),
         )
-        of_units = dataclasses.replace(job, tracks=(tuple(pairs),), algorithm=Pairs)
-        build = partial(bench.workshop.build, found)
+        of_units = dataclasses.replace(job, tracks=(tuple(pairs),), algorithm=DPO)
+        build = partial(case.factory.build, found)
         for what, both in parts.items():
             jobs[f"{training}, {what}"] = dataclasses.replace(job, tracks=_by_rank(both))
         jobs[f"{training}, units"] = dataclasses.replace(of_units, tracks=_by_rank(units))
         rows_alone, units_alone = train_here(job, build), train_here(of_units, build)
         one |= {what: units_alone if "units" in what else rows_alone for what in jobs if what not in one}
-    for rank, results in enumerate(train_on_two_ranks(list(jobs.values()), bench.folder)):
+    for rank, results in enumerate(train_on_two_ranks(list(jobs.values()), case.folder)):
         for what, result in zip(jobs, results, strict=True):
             expected = one[what]
             gap = largest_gap(result.tensors, expected.tensors)
-            bench.record(f"{what}, rank {rank}", gap / expected.change, bound=BOUND)
+            case.record(f"{what}, rank {rank}", gap / expected.change, bound=BOUND)
             assert result.version == expected.version, f"{what}: {result.version} steps, not {expected.version}"
             mean, over_all = result.metrics["advantage_mean"], expected.metrics["advantage_mean"]
             assert mean == pytest.approx(over_all, rel=1e-6), f"{what}: rank {rank} reports {mean}, not {over_all}"
 
 
 def _by_rank(parts: Sequence[tuple[Track, Track]]) -> tuple[tuple[Track, ...], ...]:
-    """Of each rank its part of every track."""
+    """The parts of every track by rank."""
     return tuple(tuple(part[rank] for part in parts) for rank in range(2))
 
 
 @claim("backend", needs={"backend": (Cap.TRAIN_FULL,)})
-def test_a_step_over_several_jobs_is_one_step_of_their_summed_gradients(bench: BackendBench) -> None:
+def test_a_step_over_several_jobs_is_one_step_of_their_summed_gradients(case: BackendCase) -> None:
     """Tracks that train the same weights are trained on in one optimizer step, whose gradient is the weighted sum of
     theirs: with a learning rate and an eps of a million, AdamW's first step is the gradient.
 
     If it fails: `train` takes a step for each job, or leaves out a job or its weight;
     `unirl.numerics.train.stack.train_on` takes all of them.
     """
-    tracks = [bench.track(number) for number in range(2)]
+    tracks = [case.track(number) for number in range(2)]
 
     def step(weights: Mapping[int, float]) -> dict[str, Tensor]:
         jobs = [
-            Job(name=f"job {number}", track=tracks[number], algorithm=Surrogate(), weight=weight)
+            Job(name=f"job {number}", track=tracks[number], algorithm=PPO(), weight=weight)
             for number, weight in weights.items()
         ]
-        with bench.backend("full", lr=1e6, eps=1e6, max_grad_norm=None) as trainee:
-            before, version = trainee.trained(), trainee.backend.version
-            report = trainee.backend.train(jobs, progress=0.25)
-            taken = trainee.backend.version - version
+        with case.backend("full", lr=1e6, eps=1e6, max_grad_norm=None) as trainer:
+            before, version = trainer.trained(), trainer.backend.version
+            report = trainer.backend.train(jobs, progress=0.25)
+            taken = trainer.backend.version - version
             assert (report.num_updates, taken) == (1, 1), (
                 f"{len(jobs)} jobs took {taken} steps and report {report.num_updates}; 1 was expected"
             )
-            return {name: value - before[name] for name, value in trainee.trained().items()}
+            return {name: value - before[name] for name, value in trainer.trained().items()}
 
     one, other, joint = step({0: 1.0}), step({1: 1.0}), step({0: 1.0, 1: 3.0})
     largest = max(float(value.abs().max()) for value in joint.values())
     expected = {name: one[name] + 3.0 * other[name] for name in joint}
-    bench.record("relative gap to the sum", largest_gap(joint, expected) / largest, bound=BOUND)
+    case.record("relative gap to the sum", largest_gap(joint, expected) / largest, bound=BOUND)

@@ -1,4 +1,4 @@
-"""What a backend lets a loss ask of the policy, besides the replay."""
+"""Questions of a loss to the policy, besides the replay: velocities and decoded samples."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.plain_training import PlainTraining, plain_of
-from unirl.conformance.doubles.surrogate import Surrogate
-from unirl.conformance.doubles.trainee import largest_gap
-from unirl.conformance.fixtures.backend import GRADIENT, BackendBench
+from unirl.conformance.doubles.ppo import PPO
+from unirl.conformance.doubles.trainer import largest_gap
+from unirl.conformance.fixtures.backend import GRADIENT, BackendCase
 from unirl.core.roles import Forward, Losses, LossTerm, Policy
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import TrainConfig
@@ -19,54 +19,54 @@ from unirl.numerics.diffusion.sampler import kernel_of
 from unirl.numerics.diffusion.through_sampler import through_sampler
 
 STACKED_BOUND = 1e-5
-"""Of velocities of order 1: one forward for all points and one for each differ by fp32 rounding of some 1e-7."""
+"""Bound for velocities of order 1: one forward for all points and one for each differ by fp32 rounding of some 1e-7."""
 
 
 @claim("backend")
-def test_the_velocity_at_a_stored_point_is_that_of_the_replay(bench: BackendBench) -> None:
+def test_the_velocity_at_a_stored_point_is_that_of_the_replay(case: BackendCase) -> None:
     """A loss that asks for the velocity at the stored points gets what the replay computed there, bit for bit, of every
     policy that is kept, with points stacked and one by one. It has a gradient for the live policy alone.
 
     If it fails: evaluate the model at the very sigma of each point, with the conditions of its row, inside the policy
     that is asked for; `unirl.numerics.train.track_replay.TrackReplay` does.
     """
-    for training in bench.trainings:
-        caps = bench.extras(training)
+    for training in case.trainings:
+        caps = case.extras(training)
         answers: dict[str, Tensor] = {}
         for replay in ("stacked", "serial"):
-            with bench.backend(training, *caps, train=TrainConfig(replay=replay)) as trainee:
-                trainee.train(bench.track(0))
-                asking = _Asking(("live", *trainee.policies))
-                trainee.train(bench.track(1), algorithm=asking)
+            with case.backend(training, *caps, train=TrainConfig(replay=replay)) as trainer:
+                trainer.train(case.track(0))
+                asking = _Asking(("live", *trainer.policies))
+                trainer.train(case.track(1), algorithm=asking)
             for policy, gap in asking.gaps.items():
-                bench.record(f"{training}, {replay}: gap of policy {policy!r} to its replay", gap, bound=0.0)
+                case.record(f"{training}, {replay}: gap of policy {policy!r} to its replay", gap, bound=0.0)
             assert asking.with_gradient == ["live"], f"{training}: policies with a gradient are {asking.with_gradient}"
             answers[replay] = asking.live
         gap = float((answers["stacked"] - answers["serial"]).abs().max())
-        bench.record(f"{training}: gap of stacked to serial", gap, bound=STACKED_BOUND)
+        case.record(f"{training}: gap of stacked to serial", gap, bound=STACKED_BOUND)
 
 
 @claim("backend", proves=Cap.THROUGH_SAMPLER)
-def test_the_gradient_goes_through_the_sampler(bench: BackendBench) -> None:
+def test_the_gradient_goes_through_the_sampler(case: BackendCase) -> None:
     """A loss of the decoded samples has the gradient of a plain loop over the last three steps, in one graph of three
     forwards: through the weights and through the latents between them, with checkpoints and without.
 
     If it fails: look for a `detach` or `no_grad` around the velocity or the decoder, for weights that are freed or
     changed between the forwards of one loss, and for gradients that only the last of them leaves.
     """
-    for training in bench.trainings:
+    for training in case.trainings:
         for checkpointed in (True, False):
-            with bench.backend(training, **GRADIENT) as trainee:
-                before, plain = trainee.trained(), plain_of(trainee, **GRADIENT)
-                track = bench.deterministic_track()
-                trainee.train(track, _ThroughSampler(checkpointed=checkpointed))
+            with case.backend(training, **GRADIENT) as trainer:
+                before, plain = trainer.trained(), plain_of(trainer, **GRADIENT)
+                track = case.deterministic_track()
+                trainer.train(track, _ThroughSampler(checkpointed=checkpointed))
                 with torch.enable_grad():
-                    plain.descend(brightness(trainee.model.decode(_euler(plain, track))).neg().mean())
-                result = trainee.trained()
+                    plain.descend(brightness(trainer.denoiser.decode(_euler(plain, track))).neg().mean())
+                result = trainer.trained()
                 moved = largest_gap(before, plain.weights)
                 assert moved > 0, "the loss has no gradient; this is a defect of the kit"
             how = "checkpoints" if checkpointed else "no checkpoints"
-            bench.record(
+            case.record(
                 f"{training}, {how}: relative gap of the change",
                 largest_gap(result, plain.weights) / moved,
                 bound=GRADIENT_BOUND,
@@ -97,7 +97,7 @@ def _euler(plain: PlainTraining, track: Track) -> Tensor:
     return x
 
 
-class _ThroughSampler(Surrogate):
+class _ThroughSampler(PPO):
     """Makes the decoded samples brighter."""
 
     def __init__(self, *, checkpointed: bool) -> None:
@@ -121,7 +121,7 @@ class _ThroughSampler(Surrogate):
         return Losses(terms=[LossTerm(name="brightness", values=values, weights=track.sample_weights)])
 
 
-class _Asking(Surrogate):
+class _Asking(PPO):
     """Compares the velocity at the stored points with the means of the replay, for each policy."""
 
     def __init__(self, policies: tuple[Policy, ...]) -> None:

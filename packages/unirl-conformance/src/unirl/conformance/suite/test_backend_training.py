@@ -1,4 +1,4 @@
-"""What one update does: AdamW on the trained weights, with an algorithm called as its role says."""
+"""One update: AdamW on the trained weights, with an algorithm called as its role says."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from unirl.conformance.claims import claim
-from unirl.conformance.doubles.model import WorkbenchModel
 from unirl.conformance.doubles.plain_training import plain_of
-from unirl.conformance.doubles.surrogate import Surrogate
-from unirl.conformance.doubles.trainee import largest_gap
-from unirl.conformance.fixtures.backend import GRADIENT, BackendBench
+from unirl.conformance.doubles.ppo import PPO
+from unirl.conformance.doubles.tiny_denoiser import TinyDenoiser
+from unirl.conformance.doubles.trainer import largest_gap
+from unirl.conformance.fixtures.backend import GRADIENT, BackendCase
 from unirl.core.roles import Job
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import TrainConfig
@@ -36,45 +36,45 @@ GRADIENT_BOUND = 2e-5
 
 
 @claim("backend", proves=Cap.TRAIN_FULL)
-def test_full_training_is_torchs_adamw(bench: BackendBench) -> None:
+def test_full_training_is_torchs_adamw(case: BackendCase) -> None:
     """Three updates change the weights as torch's own AdamW does on the plain module, and every weight takes part.
 
     If it fails: compare the config's lr, betas and eps with what the optimizer is given; look for gradients that are
     averaged over something (micro-batches, steps) that the loss is already divided by; and, where weights did not
     change at all, for parameters that are frozen or not handed to the optimizer.
     """
-    with bench.backend("full", **ADAMW) as trainee:
-        plain = plain_of(trainee, **ADAMW)
+    with case.backend("full", **ADAMW) as trainer:
+        plain = plain_of(trainer, **ADAMW)
         for number in range(3):
-            trainee.train(bench.track(number))
-            plain.step(bench.track(number))
-        result = trainee.trained()
-        still = [name for name, value in trainee.plain.items() if torch.equal(result[name], value)]
+            trainer.train(case.track(number))
+            plain.step(case.track(number))
+        result = trainer.trained()
+        still = [name for name, value in trainer.plain.items() if torch.equal(result[name], value)]
     assert not still, f"{len(still)} of {len(result)} weights did not change, such as {still[0]!r}"
-    bench.record("weights, in learning rates", largest_gap(result, plain.weights) / ADAMW["lr"], bound=ADAMW_BOUND)
+    case.record("weights, in learning rates", largest_gap(result, plain.weights) / ADAMW["lr"], bound=ADAMW_BOUND)
 
 
 @claim("backend", proves=Cap.TRAIN_LORA)
-def test_lora_training_is_torchs_adamw_on_the_adapters(bench: BackendBench) -> None:
+def test_lora_training_is_torchs_adamw_on_the_adapters(case: BackendCase) -> None:
     """Three updates change A and B as torch's own AdamW does when the plain module runs with W + scale B A.
 
     If it fails: compare the scale (alpha / rank) of the forward pass with the one that `weights` names, then lr, betas
     and eps with what the optimizer is given; look for adapters that are frozen or not handed to the optimizer.
     """
-    with bench.backend("lora", **ADAMW) as trainee:
-        plain = plain_of(trainee, **ADAMW)
-        before = trainee.trained()
+    with case.backend("lora", **ADAMW) as trainer:
+        plain = plain_of(trainer, **ADAMW)
+        before = trainer.trained()
         for number in range(3):
-            trainee.train(bench.track(number))
-            plain.step(bench.track(number))
-        result = trainee.trained()
+            trainer.train(case.track(number))
+            plain.step(case.track(number))
+        result = trainer.trained()
     still = [name for name, value in before.items() if torch.equal(result[name], value)]
     assert not still, f"{len(still)} of {len(result)} adapter weights did not change, such as {still[0]!r}"
-    bench.record("adapters, in learning rates", largest_gap(result, plain.weights) / ADAMW["lr"], bound=ADAMW_BOUND)
+    case.record("adapters, in learning rates", largest_gap(result, plain.weights) / ADAMW["lr"], bound=ADAMW_BOUND)
 
 
 @claim("backend")
-def test_weight_decay_is_decoupled(bench: BackendBench) -> None:
+def test_weight_decay_is_decoupled(case: BackendCase) -> None:
     """Each step subtracts lr x weight_decay of every trainable weight, decoupled from Adam's step.
 
     If it fails: look for `Adam(weight_decay=...)`, which adds the decay to the gradient, instead of `AdamW`; and for
@@ -82,162 +82,162 @@ def test_weight_decay_is_decoupled(bench: BackendBench) -> None:
     """
     # 10 x 0.02 is a fifth of every weight in each step.
     settings = {**GRADIENT, "weight_decay": 0.02}
-    for training in bench.trainings:
-        with bench.backend(training, **settings) as trainee:
-            before, plain = trainee.trained(), plain_of(trainee, **settings)
+    for training in case.trainings:
+        with case.backend(training, **settings) as trainer:
+            before, plain = trainer.trained(), plain_of(trainer, **settings)
             for number in range(2):
-                trainee.train(bench.track(number))
-                plain.step(bench.track(number))
-            gap = largest_gap(trainee.trained(), plain.weights) / largest_gap(before, plain.weights)
-        bench.record(f"{training}: relative gap of the change", gap, bound=GRADIENT_BOUND)
+                trainer.train(case.track(number))
+                plain.step(case.track(number))
+            gap = largest_gap(trainer.trained(), plain.weights) / largest_gap(before, plain.weights)
+        case.record(f"{training}: relative gap of the change", gap, bound=GRADIENT_BOUND)
 
 
 @claim("backend")
-def test_gradients_are_clipped_by_their_global_norm(bench: BackendBench) -> None:
+def test_gradients_are_clipped_by_their_global_norm(case: BackendCase) -> None:
     """`max_grad_norm` bounds the norm over all weights at once, as torch's `clip_grad_norm_` does.
 
     If it fails: look for a norm per tensor, per block or per rank, for clipping after the step or before the last
     micro-batch, and for a bound that is not the config's.
     """
     settings = {**GRADIENT, "max_grad_norm": 0.01}
-    for training in bench.trainings:
-        with bench.backend(training, **settings) as trainee:
-            before, plain = trainee.trained(), plain_of(trainee, **settings)
+    for training in case.trainings:
+        with case.backend(training, **settings) as trainer:
+            before, plain = trainer.trained(), plain_of(trainer, **settings)
             for number in range(2):
-                trainee.train(bench.track(number))
-                norm = plain.step(bench.track(number))
+                trainer.train(case.track(number))
+                norm = plain.step(case.track(number))
                 assert norm > 2 * settings["max_grad_norm"], f"the case is meant to clip; its norm is {norm}"
-            result = trainee.trained()
+            result = trainer.trained()
         gap = largest_gap(result, plain.weights) / largest_gap(before, plain.weights)
-        bench.record(f"{training}: relative gap of the change", gap, bound=GRADIENT_BOUND)
+        case.record(f"{training}: relative gap of the change", gap, bound=GRADIENT_BOUND)
 
 
 @claim("backend")
-def test_a_loss_may_compare_with_another_policy(bench: BackendBench) -> None:
+def test_a_loss_may_compare_with_another_policy(case: BackendCase) -> None:
     """A loss that replays with another policy (a KL to the reference, a lagged policy) sees that policy's weights, and
     its gradient is that of the live ones.
 
     If it fails: look whether `replay(track, policy=...)` switches weights at all, whether it runs without gradient,
     and whether swapping weights in place spoils the graph of the live forward that came before it.
     """
-    for training in bench.trainings_with_policies:
-        with bench.backend(training, *bench.extras(training), **GRADIENT) as trainee:
+    for training in case.trainings_with_policies:
+        with case.backend(training, *case.extras(training), **GRADIENT) as trainer:
             # The reference is the live policy before the first update, and a pull to it nothing.
-            trainee.train(bench.track(0))
-            for policy in trainee.policies:
-                before, others, plain = trainee.trained(), trainee.whole(policy), plain_of(trainee, **GRADIENT)
-                trainee.train(bench.track(1), Surrogate(pull_to=policy))
-                plain.step(bench.track(1), pull_to=others)
-                gap = largest_gap(trainee.trained(), plain.weights) / largest_gap(before, plain.weights)
-                bench.record(f"{training}, {policy}: relative gap of the change", gap, bound=GRADIENT_BOUND)
+            trainer.train(case.track(0))
+            for policy in trainer.policies:
+                before, others, plain = trainer.trained(), trainer.whole(policy), plain_of(trainer, **GRADIENT)
+                trainer.train(case.track(1), PPO(pull_to=policy))
+                plain.step(case.track(1), pull_to=others)
+                gap = largest_gap(trainer.trained(), plain.weights) / largest_gap(before, plain.weights)
+                case.record(f"{training}, {policy}: relative gap of the change", gap, bound=GRADIENT_BOUND)
 
 
 @claim("backend", needs={"backend": (Cap.TRAIN_FULL,)})
-def test_another_model_may_be_the_reference_of_a_job(bench: BackendBench) -> None:
+def test_another_model_may_be_the_reference_of_a_job(case: BackendCase) -> None:
     """A loss that replays with the reference policy sees the model that its job names as reference, a teacher, whether
     or not the initial weights are kept.
 
     If it fails: give `Job.reference` to the replay of that job's track; `unirl.numerics.train.stack.train_on` gets the
     jobs as they are.
     """
-    teacher = WorkbenchModel(device=bench.device, seed=1)
+    teacher = TinyDenoiser(device=case.device, seed=1)
     weights = {name: param.detach() for name, param in teacher.net.named_parameters()}
-    with bench.backend("full", **GRADIENT) as trainee:
-        before, plain = trainee.trained(), plain_of(trainee, **GRADIENT)
-        job = Job(name="image", track=bench.track(), algorithm=Surrogate(pull_to="reference"), reference=teacher)
-        trainee.backend.train([job], progress=0.25)
-        plain.step(bench.track(), pull_to=weights)
-        gap = largest_gap(trainee.trained(), plain.weights) / largest_gap(before, plain.weights)
-        bench.record("relative gap of the change", gap, bound=GRADIENT_BOUND)
+    with case.backend("full", **GRADIENT) as trainer:
+        before, plain = trainer.trained(), plain_of(trainer, **GRADIENT)
+        job = Job(name="image", track=case.track(), algorithm=PPO(pull_to="reference"), reference=teacher)
+        trainer.backend.train([job], progress=0.25)
+        plain.step(case.track(), pull_to=weights)
+        gap = largest_gap(trainer.trained(), plain.weights) / largest_gap(before, plain.weights)
+        case.record("relative gap of the change", gap, bound=GRADIENT_BOUND)
 
 
 @claim("backend")
-def test_the_first_update_has_ratio_one(bench: BackendBench) -> None:
+def test_the_first_update_has_ratio_one(case: BackendCase) -> None:
     """In the first update the ratio of new to old policy is exactly 1: dropout is off while training, even when the
     model was handed over in training mode, and anchor and loss run the same arithmetic.
 
     If it fails: call `eval()` on the trained module and never `train()`; look for whatever else makes two forwards
     of one input differ, such as an old-log-prob pass on other micro-batches than the loss.
     """
-    for training in bench.trainings:
-        model = bench.model()
+    for training in case.trainings:
+        model = case.model()
         model.net.train()
-        with bench.backend(
+        with case.backend(
             training, model=model, train=TrainConfig(updates_per_step=2, micro_batch_size=2), **GRADIENT
-        ) as trainee:
-            algorithm = Surrogate()
-            trainee.train(bench.track(), algorithm)
+        ) as trainer:
+            algorithm = PPO()
+            trainer.train(case.track(), algorithm)
         # Six rows in two updates: the first has two micro-batches.
         deviations = [call.deviation for call in algorithm.calls if call.phase == "loss"][:2]
-        bench.record(f"{training}: |ratio - 1| in the first update", max(deviations), bound=0.0)
+        case.record(f"{training}: |ratio - 1| in the first update", max(deviations), bound=0.0)
 
 
 @claim("backend")
-def test_a_gradient_that_is_not_finite_is_skipped_and_counted(bench: BackendBench) -> None:
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(case: BackendCase) -> None:
     """An update with an infinite or NaN gradient is skipped and counted: weights, moments and averages are unchanged.
 
     If it fails: check the norm of all gradients before the optimizer is called, leave the step out where it is not
     finite, and return the number of such steps as `num_skipped`.
     """
-    good, bad = bench.track(0), bench.track(1)
-    for training in bench.trainings:
-        caps = bench.extras(training)
-        with bench.backend(training, *caps) as trainee, bench.backend(training, *caps) as twin:
-            for one in (trainee, twin):
+    good, bad = case.track(0), case.track(1)
+    for training in case.trainings:
+        caps = case.extras(training)
+        with case.backend(training, *caps) as trainer, case.backend(training, *caps) as twin:
+            for one in (trainer, twin):
                 one.train(good)
-            before, version = trainee.everything(), trainee.backend.version
+            before, version = trainer.everything(), trainer.backend.version
             for value in (math.inf, math.nan):
                 assert bad.advantages is not None
                 advantages = bad.advantages.clone()
                 advantages[2] = value
-                report = trainee.train(dataclasses.replace(bad, advantages=advantages))
-                counts = (report.num_updates, report.num_skipped, trainee.backend.version - version)
+                report = trainer.train(dataclasses.replace(bad, advantages=advantages))
+                counts = (report.num_updates, report.num_skipped, trainer.backend.version - version)
                 assert counts == (0, 1, 0), (
                     f"{training}: of one update with a gradient of {value}, {counts[0]} are reported as done and "
                     f"{counts[1]} as skipped, and the version rose by {counts[2]}; 0, 1 and 0 are right"
                 )
-                after = trainee.everything()
+                after = trainer.everything()
                 changed = [name for name in before if not torch.equal(before[name], after[name])]
                 assert not changed, f"{training}: a gradient with {value} changed {changed[0]!r}"
-            for one in (trainee, twin):
+            for one in (trainer, twin):
                 one.train(good)
-            gap = largest_gap(trainee.everything(), twin.everything())
-        bench.record(f"{training}: gap of the next update", gap, bound=0.0)
+            gap = largest_gap(trainer.everything(), twin.everything())
+        case.record(f"{training}: gap of the next update", gap, bound=0.0)
 
 
 @claim("backend")
-def test_the_version_counts_optimizer_steps(bench: BackendBench) -> None:
+def test_the_version_counts_optimizer_steps(case: BackendCase) -> None:
     """The policy version starts at 0 and rises by one with every optimizer step, also with several in one rollout.
 
     If it fails: count where the optimizer steps, not where `train` is called; skipped steps do not count.
     """
-    training = bench.trainings[0]
-    with bench.backend(training, train=TrainConfig(updates_per_step=2)) as trainee:
-        versions, updates = [trainee.backend.version], list[int]()
+    training = case.trainings[0]
+    with case.backend(training, train=TrainConfig(updates_per_step=2)) as trainer:
+        versions, updates = [trainer.backend.version], list[int]()
         for number in range(2):
-            updates.append(trainee.train(bench.track(number)).num_updates)
-            versions.append(trainee.backend.version)
-            trainee.backend.end_rollout()
+            updates.append(trainer.train(case.track(number)).num_updates)
+            versions.append(trainer.backend.version)
+            trainer.backend.end_rollout()
     assert versions == [0, 2, 4], f"after 0, 1 and 2 rollouts of 2 updates the version is {versions}"
     assert updates == [2, 2], f"two rollouts of 2 updates report {updates}"
 
 
 @claim("backend")
-def test_the_anchor_comes_before_the_first_update(bench: BackendBench) -> None:
+def test_the_anchor_comes_before_the_first_update(case: BackendCase) -> None:
     """Old log-probs are computed before the first update, once per micro-batch, without gradient.
 
     If it fails: run `algorithm.anchor` under `no_grad` on the micro-batches of all updates, keep what it returns, and
     hand just these micro-batches to `algorithm.loss`, with the progress of the run.
     """
-    track = bench.track()
-    for training in bench.trainings:
-        algorithm = Surrogate()
-        with bench.backend(training, train=TrainConfig(updates_per_step=2, micro_batch_size=2), **GRADIENT) as trainee:
-            trainee.train(track, algorithm)
+    track = case.track()
+    for training in case.trainings:
+        algorithm = PPO()
+        with case.backend(training, train=TrainConfig(updates_per_step=2, micro_batch_size=2), **GRADIENT) as trainer:
+            trainer.train(track, algorithm)
         phases = [call.phase for call in algorithm.calls]
-        anchors = [call for call in algorithm.calls if call.phase == "anchor"]
+        anchors = [call for call in algorithm.calls if call.phase == "old log-probs"]
         losses = [call for call in algorithm.calls if call.phase == "loss"]
-        assert phases == ["anchor"] * len(anchors) + ["loss"] * len(losses), f"calls came in the order {phases}"
+        assert phases == ["old log-probs"] * len(anchors) + ["loss"] * len(losses), f"calls came in the order {phases}"
         anchored, trained = ([call.sample_ids for call in calls] for calls in (anchors, losses))
         assert sorted(anchored) == sorted(trained), f"anchored were {anchored}, trained on {trained}"
         rows = sorted(row for call in losses for row in call.sample_ids)

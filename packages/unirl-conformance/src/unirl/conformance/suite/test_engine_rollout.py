@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from PIL import Image
 from unirl.conformance.claims import claim
-from unirl.conformance.doubles.walk import distance
-from unirl.conformance.fixtures.engine import ROUNDING, EngineBench
-from unirl.conformance.fixtures.latent_engine import LatentEngineBench
+from unirl.conformance.doubles.expected_trajectory import distance
+from unirl.conformance.fixtures.engine import ROUNDING, EngineCase
+from unirl.conformance.fixtures.latent_engine import LatentEngineCase
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.errors import EchoMismatch, UniRLError
 from unirl.core.specs.capability import Cap
@@ -24,7 +24,7 @@ MIXED = (0, 3, 1, 4, 2, 5)
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
-def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> None:
+def test_every_sample_comes_back_with_its_lineage(case: LatentEngineCase) -> None:
     """Every requested sample comes back once, in the order of the request, with its ids, group, prompt, metadata and
     parent, completed and at weight 1, generated from its own noise. Rewards and advantages are assigned by them.
 
@@ -33,45 +33,31 @@ def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> N
     If it fails: carry the fields of the request over row by row; `parent_ids` of a root track are the prompt ids, see
     `unirl.numerics.diffusion.rollout.latent_track`.
     """
-    model = bench.model()
-    request = bench.request(model).select(MIXED)
-    with bench.engine(model) as engine:
-        track = bench.sample(engine, request)
-    expected = {
-        "name": request.track,
-        "sample_ids": request.sample_ids,
-        "group_ids": request.group_ids,
-        "parent_track": None,
-        "parent_ids": request.inputs.ids,
-        "inputs": request.inputs,
-        "metadata": tuple(dict(one) for one in request.metadata),
-        "status": (Status.COMPLETED,) * request.num_rows,
-    }
-    for name, value in expected.items():
-        result = getattr(track, name)
-        result = tuple(dict(one) for one in result) if name == "metadata" else result
-        assert result == value, f"{name}: the request says {value}, the track has {result}"
-    assert track.sample_weights.tolist() == [1.0] * request.num_rows, (
-        f"weights are {track.sample_weights.tolist()}, 1 is wanted"
-    )
-    if bench.provides(Cap.INITIAL_NOISE):
-        bench.check_start(request, track)
+    model = case.model()
+    request = case.request(model).select(MIXED)
+    with case.engine(model) as engine:
+        track = case.sample(engine, request)
+    case.check_lineage(request, track)
+    completed = (Status.COMPLETED,) * request.num_rows
+    assert track.status == completed, f"status: got {track.status}, expected {completed}"
+    if case.provides(Cap.INITIAL_NOISE):
+        case.check_start(request, track)
 
 
 @claim("engine", proves=Cap.MEDIA_REFS)
-def test_inputs_of_one_text_are_not_shared(bench: LatentEngineBench) -> None:
+def test_inputs_of_one_text_are_not_shared(case: LatentEngineCase) -> None:
     """Rows of one id are encoded once, and rows of different ids each with their own media, also where their texts are
     the same: edit sets repeat an instruction over different images.
 
     If it fails: group rows by `unirl.core.types.inputs.distinct`, and keep encodings by id, text and media.
     """
-    model = bench.model()
-    roles = model.spec.inputs.get(bench.track)
-    if not roles or not bench.provides(Cap.CONDITIONS):
+    model = case.model()
+    roles = model.spec.inputs.get(case.track)
+    if not roles or not case.provides(Cap.CONDITIONS):
         raise NotApplicable(f"model {model.spec.name!r} takes no media, or no conditions come back")
-    request = bench.request(model)
+    request = case.request(model)
     inputs = request.inputs
-    images = {name: bench.folder / f"{number}.png" for number, name in enumerate(dict.fromkeys(inputs.ids))}
+    images = {name: case.folder / f"{number}.png" for number, name in enumerate(dict.fromkeys(inputs.ids))}
     for number, file in enumerate(images.values()):
         Image.new("RGB", (32, 32), (255, 80 * number, 0)).save(file)
     media = tuple(
@@ -79,8 +65,8 @@ def test_inputs_of_one_text_are_not_shared(bench: LatentEngineBench) -> None:
     )
     inputs = dataclasses.replace(inputs, texts=("make it red",) * request.num_rows, media=media)
     request = dataclasses.replace(request, inputs=inputs).select(MIXED)
-    with bench.engine(model) as engine:
-        track = bench.sample(engine, request)
+    with case.engine(model) as engine:
+        track = case.sample(engine, request)
     conditions = track.conditions["positive"]
     (count,) = {len(value) for value in conditions.values.values()}
     assert count == len(images), f"{count} inputs were encoded, {len(images)} are distinct"
@@ -88,26 +74,26 @@ def test_inputs_of_one_text_are_not_shared(bench: LatentEngineBench) -> None:
     assert any(not same(value[first], value[second]) for value in conditions.expanded().values()), (
         "two images under one instruction have one encoding"
     )
-    bench.check_conditions(request, track, "positive")
+    case.check_conditions(request, track, "positive")
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
-def test_latents_and_media_have_the_requested_size(bench: LatentEngineBench) -> None:
+def test_latents_and_media_have_the_requested_size(case: LatentEngineCase) -> None:
     """The final latents are finite, fp32, without gradient and of the model's shape; the media are these latents
     decoded, at the requested height, width and frames, in [0, 1]; without `decode` there are none.
 
     If it fails: return latents before any scaling for the VAE, in the model's layout (unpacked where the engine packs
     them), and the image that was decoded from the same row. Eight bits a channel are enough; another row is not.
     """
-    model = bench.model()
-    request, track = bench.generate()
+    model = case.model()
+    request, track = case.generate()
     sampling = request.latent.sampling
     latents, shape = track.latent.latents, model.latent_shape(sampling)
     final = track.latent.final
     assert tuple(final.shape) == (request.num_rows, *shape), (
         f"final latents: got {list(final.shape)}, expected [{request.num_rows}, *{list(shape)}]"
     )
-    assert latents.dtype is torch.float32, f"latents are {latents.dtype}; float32 is wanted"
+    assert latents.dtype is torch.float32, f"latents: got {latents.dtype}, expected float32"
     assert bool(torch.isfinite(latents).all()), "some latents are not finite"
     assert not latents.requires_grad, "the latents carry a gradient; sample under no_grad"
     kind, frames = ("video", (sampling.frames,)) if sampling.frames > 1 else ("image", ())
@@ -117,30 +103,30 @@ def test_latents_and_media_have_the_requested_size(bench: LatentEngineBench) -> 
     assert tuple(media.shape) == (request.num_rows, *size), (
         f"media: got {list(media.shape)}, expected {[request.num_rows, *size]}"
     )
-    assert media.dtype is torch.float32, f"media are {media.dtype}; float32 is wanted"
+    assert media.dtype is torch.float32, f"media: got {media.dtype}, expected float32"
     assert 0 <= float(media.min()) <= float(media.max()) <= 1, (
-        f"media go from {float(media.min()):g} to {float(media.max()):g}; [0, 1] is wanted"
+        f"media: got {float(media.min()):g} to {float(media.max()):g}, expected [0, 1]"
     )
     with torch.no_grad():
         decoded = model.decode(final.to(model.device))
     # Two levels of eight bits: an engine may hand its images over as PNG. Images of other rows differ by far more.
-    bench.record("media off", float((media.to(model.device) - decoded).abs().max()), bound=2.5 / 255)
-    bare = bench.generate(sampling={"decode": False})[1]
+    case.record("media off", float((media.to(model.device) - decoded).abs().max()), bound=2.5 / 255)
+    bare = case.generate(sampling={"decode": False})[1]
     assert bare.media is None, "media came back, although `decode` is false"
 
 
 @claim("engine", track="any")
-def test_a_stale_version_is_detected(bench: EngineBench) -> None:
+def test_a_stale_version_is_detected(case: EngineCase) -> None:
     """Every sample carries the version of the engine's weights, not the requested one: after a lost weight sync a run
     stops instead of training on samples of an old policy.
 
     If it fails: take `policy_version` of the samples from the engine's own `version`, which only `load_weights` (or,
     for shared weights, the run) moves; never from the request.
     """
-    model = bench.model()
-    with bench.engine(model) as engine:
+    model = case.model()
+    with case.engine(model) as engine:
         held = engine.version
-        request = dataclasses.replace(bench.plain_request(model), policy_version=held + 1)
+        request = dataclasses.replace(case.plain_request(model), policy_version=held + 1)
         try:
             track = engine.generate(request)
         except UniRLError:
@@ -155,62 +141,62 @@ def test_a_stale_version_is_detected(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
-def test_kernel_and_its_settings_are_echoed(bench: LatentEngineBench) -> None:
+def test_kernel_and_its_settings_are_echoed(case: LatentEngineCase) -> None:
     """Name, eta and options of the kernel come back on the segment as requested, for every kernel of the
     spec: training recomputes the steps from them.
 
     If it fails: fill `Sampler` from the objects that computed, as `unirl.numerics.diffusion.sampler.sampler_of` does;
     options are all of the kernel's, sorted by name.
     """
-    asked: list[tuple[str, dict[str, Any]]] = [(kernel, {}) for kernel in bench.kernels]
-    asked += [("cps", {"constants": False})] if "cps" in bench.kernels else []
+    asked: list[tuple[str, dict[str, Any]]] = [(kernel, {}) for kernel in case.kernels]
+    asked += [("cps", {"constants": False})] if "cps" in case.kernels else []
     for kernel, options in asked:
-        sampling = bench.with_kernel(kernel, eta=0.37) | {"kernel_options": options}
-        request, track = bench.generate(sampling=sampling)
+        sampling = case.with_kernel(kernel, eta=0.37) | {"kernel_options": options}
+        request, track = case.generate(sampling=sampling)
         expected, result = request.latent.sampler, track.latent.sampler
         assert dict(options).items() <= dict(expected.options).items()
         assert result == expected, f"got {result} in the echo, expected {expected}"
 
 
 @claim("engine", proves=(Cap.INITIAL_NOISE, Cap.LATENT_ROLLOUT))
-def test_samples_do_not_depend_on_how_a_request_is_split(bench: LatentEngineBench) -> None:
+def test_samples_do_not_depend_on_how_a_request_is_split(case: LatentEngineCase) -> None:
     """A request in one piece, in pieces of any size (even splitting groups) and in another order gives the same samples
     up to rounding, and the pieces can be concatenated: ranks, batch sizes and retries change nothing.
 
     If it fails: draw noise by sample id, never by the place in a batch, and let nothing look at the number of rows.
     """
-    model = bench.model()
-    request = bench.request(model, sampling=bench.by_recipe())
-    with bench.engine(model) as engine:
-        whole = bench.sample(engine, request)
-        pieces = [bench.sample(engine, piece) for piece in request.split([2, 3, 1])]
-        backwards = bench.sample(engine, request.select(range(request.num_rows - 1, -1, -1)))
+    model = case.model()
+    request = case.request(model, sampling=case.by_recipe())
+    with case.engine(model) as engine:
+        whole = case.sample(engine, request)
+        pieces = [case.sample(engine, piece) for piece in request.split([2, 3, 1])]
+        backwards = case.sample(engine, request.select(range(request.num_rows - 1, -1, -1)))
     joined = type(whole).concat(pieces)
     assert joined.sample_ids == request.sample_ids
-    bench.record("split", distance(joined.latent.final, whole.latent.final), bound=ROUNDING)
-    bench.record("reversed", distance(backwards.latent.final.flip(0), whole.latent.final), bound=ROUNDING)
+    case.record("split", distance(joined.latent.final, whole.latent.final), bound=ROUNDING)
+    case.record("reversed", distance(backwards.latent.final.flip(0), whole.latent.final), bound=ROUNDING)
 
 
 @claim("engine", proves=(Cap.INITIAL_NOISE, Cap.LATENT_ROLLOUT))
-def test_the_same_request_gives_the_same_samples(bench: LatentEngineBench) -> None:
+def test_the_same_request_gives_the_same_samples(case: LatentEngineCase) -> None:
     """Repeating a request, on the same engine after other work or on a new one, gives the same samples; another rollout
     number or seed gives others. Resumed runs and retries depend on it.
 
     If it fails: look for a generator that lives on between requests, or a cache whose key lacks something.
     """
-    model = bench.model()
-    sampling = bench.by_recipe()
-    request = bench.request(model, sampling=sampling)
-    with bench.engine(model) as engine:
-        first = bench.sample(engine, request).latent.final
+    model = case.model()
+    sampling = case.by_recipe()
+    request = case.request(model, sampling=sampling)
+    with case.engine(model) as engine:
+        first = case.sample(engine, request).latent.final
         others = {
-            name: bench.sample(engine, bench.request(model, sampling=sampling, **{name: number})).latent.final
+            name: case.sample(engine, case.request(model, sampling=sampling, **{name: number})).latent.final
             for name, number in (("rollout", 6), ("seed", 12))
         }
-        again = bench.sample(engine, request).latent.final
-    with bench.engine(model) as engine:
-        anew = bench.sample(engine, request).latent.final
-    bench.record("again", distance(again, first), bound=ROUNDING)
-    bench.record("new engine", distance(anew, first), bound=ROUNDING)
+        again = case.sample(engine, request).latent.final
+    with case.engine(model) as engine:
+        anew = case.sample(engine, request).latent.final
+    case.record("again", distance(again, first), bound=ROUNDING)
+    case.record("new engine", distance(anew, first), bound=ROUNDING)
     for name, final in others.items():
         assert distance(final, first) > 0.01, f"another {name} gives the same samples"

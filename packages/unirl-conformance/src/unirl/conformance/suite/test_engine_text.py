@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.text_engine import TextEngineBench
+from unirl.conformance.fixtures.text_engine import TextEngineCase
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.roles import TextModel
 from unirl.core.specs.capability import Cap
@@ -25,7 +25,7 @@ LONG: dict[str, Any] = {"max_new_tokens": 12}
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
-def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
+def test_every_text_comes_back_with_its_lineage(case: TextEngineCase) -> None:
     """Every requested completion comes back once, in the order of the request, with its ids, group, prompt, metadata
     and parent, and at weight 1. It continues exactly the prompt tokens of the request, at its temperature, and both are
     echoed. A greedy completion is the most likely one for the prompt of its row.
@@ -35,58 +35,43 @@ def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
     If it fails: carry the fields of the request over row by row, see `unirl.numerics.tokens.rollout.text_track`; send
     token ids to the engine, never text that it tokenizes again.
     """
-    model = bench.model()
-    request = bench.request(model, sampling={"temperature": 0.7}).select(MIXED)
-    with bench.engine(model) as engine:
+    model = case.model()
+    request = case.request(model, sampling={"temperature": 0.7}).select(MIXED)
+    with case.engine(model) as engine:
         request = dataclasses.replace(request, policy_version=engine.version)
         track = engine.generate(request)
-        greedy = bench.decided_request(model).select(MIXED)
-        likeliest = bench.sample(engine, greedy)
-    expected = {
-        "name": request.track,
-        "sample_ids": request.sample_ids,
-        "group_ids": request.group_ids,
-        "parent_track": None,
-        "parent_ids": request.inputs.ids,
-        "inputs": request.inputs,
-        "metadata": tuple(dict(one) for one in request.metadata),
-    }
-    for name, value in expected.items():
-        result = getattr(track, name)
-        result = tuple(dict(one) for one in result) if name == "metadata" else result
-        assert result == value, f"{name}: the request says {value}, the track has {result}"
-    assert track.sample_weights.tolist() == [1.0] * request.num_rows, (
-        f"weights are {track.sample_weights.tolist()}, 1 is wanted"
-    )
+        greedy = case.deterministic_request(model).select(MIXED)
+        likeliest = case.sample(engine, greedy)
+    case.check_lineage(request, track)
     verify_echo(request, track)
-    bench.check_made_by(model, greedy, likeliest, name="off the likeliest text")
+    case.check_made_by(model, greedy, likeliest, name="off the likeliest text")
 
 
 @claim("engine", proves=(Cap.MEDIA_REFS, Cap.TEXT_ROLLOUT), track="text")
-def test_texts_are_about_their_own_media(bench: TextEngineBench) -> None:
+def test_texts_are_about_their_own_media(case: TextEngineCase) -> None:
     """One prompt over different images is as many prompts, also where all have the same tokens: each text is the
     likeliest one for the image of its row, and the conditions that come back hold each input once.
 
     If it fails: group rows by `unirl.core.types.inputs.distinct`, keep encodings by id, text and media, and prefixes by
     tokens and media.
     """
-    model = bench.model()
-    if not model.spec.inputs.get(bench.track):
+    model = case.model()
+    if not model.spec.inputs.get(case.track):
         raise NotApplicable(f"model {model.spec.name!r} takes no media")
     prompts = ("what is it?",) * 4
-    request = bench.request(model, sampling={"temperature": 0.0}, prompts=prompts, samples_per_prompt=1)
+    request = case.request(model, sampling={"temperature": 0.0}, prompts=prompts, samples_per_prompt=1)
     groups = [
         [row for row in range(len(prompts)) if torch.equal(request.text.prompt_tokens[row], tokens)]
         for tokens in request.text.prompt_tokens
     ]
-    bench.record("prompts with the same tokens", max(map(len, groups)))
-    with bench.engine(model) as engine:
+    case.record("prompts with the same tokens", max(map(len, groups)))
+    with case.engine(model) as engine:
         # Sent twice, because what is wrong may be what is kept.
         for rows in ((0, 1, 2, 3), (3, 1, 0, 2)):
             asked = request.select(rows)
-            track = bench.sample(engine, asked)
-            bench.check_made_by(model, asked, track, name="off the text about its image")
-            if bench.provides(Cap.CONDITIONS):
+            track = case.sample(engine, asked)
+            case.check_made_by(model, asked, track, name="off the text about its image")
+            if case.provides(Cap.CONDITIONS):
                 expected = text_conditions(model, asked.inputs, sampling=asked.text.sampling)
                 result = track.conditions["positive"].to("cpu")
                 assert expected is not None
@@ -96,23 +81,23 @@ def test_texts_are_about_their_own_media(bench: TextEngineBench) -> None:
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
-def test_texts_decode_from_their_tokens(bench: TextEngineBench) -> None:
+def test_texts_decode_from_their_tokens(case: TextEngineCase) -> None:
     """Tokens are int64 token ids of the model, and the text passed to rewards is their decoded form, row by row,
     without special tokens.
 
     If it fails: keep the token ids that the engine drew, and decode those with the model's `texts`.
     """
-    _, track = bench.generate(sampling=LONG)
+    _, track = case.generate(sampling=LONG)
     for tokens in track.text.tokens:
         assert tokens.dtype == torch.int64 and tokens.ndim == 1, f"tokens are {tokens.dtype} {list(tokens.shape)}"
-    reply = bench.model().texts([tokens.cpu() for tokens in track.text.tokens])
+    reply = case.model().texts([tokens.cpu() for tokens in track.text.tokens])
     assert track.media is not None, "no texts came back"
     for sample, result, expected in zip(track.sample_ids, track.media.texts, reply, strict=True):
         assert result == expected, f"the tokens of {sample!r} say {expected!r}; its text is {result!r}"
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
-def test_a_text_that_reaches_its_limit_is_truncated(bench: TextEngineBench) -> None:
+def test_a_text_that_reaches_its_limit_is_truncated(case: TextEngineCase) -> None:
     """No completion is longer than `max_new_tokens`. One stopped by the limit is `TRUNCATED` and has exactly that
     length; one that ended by itself is `COMPLETED`, even with its last possible token.
 
@@ -121,42 +106,42 @@ def test_a_text_that_reaches_its_limit_is_truncated(bench: TextEngineBench) -> N
     """
     for longest in (1, 5):
         # A third of all tokens end a completion, so that both ends are there.
-        request, track = bench.generate(sampling={"max_new_tokens": longest, "stop_token_ids": _third(bench)})
-        _check_ends(bench, request, track)
+        request, track = case.generate(sampling={"max_new_tokens": longest, "stop_token_ids": _third(case)})
+        _check_ends(case, request, track)
         states = Counter(track.status)
-        bench.record(f"truncated of {track.num_rows} at {longest}", states[Status.TRUNCATED])
+        case.record(f"truncated of {track.num_rows} at {longest}", states[Status.TRUNCATED])
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
-def test_stop_tokens_end_a_text(bench: TextEngineBench) -> None:
+def test_stop_tokens_end_a_text(case: TextEngineCase) -> None:
     """A completion ends with the first stop token of the request, whether the model's or from `stop_token_ids`. It is
     the last token, and is trained on.
 
     If it fails: hand `stop_tokens` of the request to the engine, and keep the token that ended a completion: engines
     drop it unless they are told otherwise.
     """
-    model = bench.model()
-    request = bench.request(model, sampling={**LONG, "stop_token_ids": _third(bench)})
-    with bench.engine(model) as engine:
-        track = bench.sample(engine, request)
-        _check_ends(bench, request, track)
+    model = case.model()
+    request = case.request(model, sampling={**LONG, "stop_token_ids": _third(case)})
+    with case.engine(model) as engine:
+        track = case.sample(engine, request)
+        _check_ends(case, request, track)
         ended = sum(status is Status.COMPLETED for status in track.status)
         assert ended, "a third of all tokens end a text, and none of six texts ended"
         # The model's own alone: those that the engine does not know from elsewhere.
-        own = bench.with_text(request, stop_tokens=tuple(_third(bench)))
-        _check_ends(bench, own, bench.sample(engine, own))
+        own = case.with_text(request, stop_tokens=tuple(_third(case)))
+        _check_ends(case, own, case.sample(engine, own))
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
-def test_stop_strings_end_a_text_and_are_removed(bench: TextEngineBench) -> None:
+def test_stop_strings_end_a_text_and_are_removed(case: TextEngineCase) -> None:
     """A completion ends with the token that completes a stop string, and is `COMPLETED`. The tokens of the string are
     kept, because they were sampled and are trained on; the text passed to rewards ends before it.
 
     If it fails: look for the string in the completion so far, not in the newest token alone, and cut the completion,
     not the tokens.
     """
-    model = bench.model()
-    _, free = bench.generate(sampling=LONG)
+    model = case.model()
+    _, free = case.generate(sampling=LONG)
     assert free.media is not None
     # Letters that the model likes, so that many completions have one wherever the engine takes its chance from.
     letters = Counter(
@@ -164,7 +149,7 @@ def test_stop_strings_end_a_text_and_are_removed(bench: TextEngineBench) -> None
     )
     stops = [letter for letter, _ in letters.most_common(8)]
     assert stops, f"six texts have not a single letter: {free.media.texts}"
-    request, track = bench.generate(sampling={**LONG, "stop": stops}, samples_per_prompt=12)
+    request, track = case.generate(sampling={**LONG, "stop": stops}, samples_per_prompt=12)
     assert track.media is not None
     ended = 0
     rows = zip(track.sample_ids, track.text.tokens, track.media.texts, track.status, strict=True)
@@ -181,25 +166,25 @@ def test_stop_strings_end_a_text_and_are_removed(bench: TextEngineBench) -> None
             assert seen == whole[:cut], f"{sample!r} says {whole!r}, and its text is {seen!r}"
         else:
             assert seen == whole, f"{sample!r} says {whole!r}, and its text is {seen!r}"
-    bench.record(f"texts of {request.num_rows} that a stop string ended", ended)
+    case.record(f"texts of {request.num_rows} that a stop string ended", ended)
     assert ended, f"none of {request.num_rows} texts had one of {stops}"
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
-def test_texts_of_a_group_differ(bench: TextEngineBench) -> None:
+def test_texts_of_a_group_differ(case: TextEngineCase) -> None:
     """The samples of a prompt are drawn independently: a group of equal completions carries no gradient.
 
     If it fails: give every sample a seed of its own, `seeds` of the request; an engine that is given one seed for a
     prompt with n samples may draw one completion n times.
     """
-    _, track = bench.generate(sampling=LONG)
+    _, track = case.generate(sampling=LONG)
     for group, rows in track.groups().items():
         distinct = {tuple(track.text.tokens[row].tolist()) for row in rows}
         assert len(distinct) > 1, f"all {len(rows)} texts of {group!r} are one"
 
 
 @claim("engine", proves=(Cap.SEEDS, Cap.TEXT_ROLLOUT), track="text", own_engine=True)
-def test_the_same_seeds_give_the_same_texts(bench: TextEngineBench) -> None:
+def test_the_same_seeds_give_the_same_texts(case: TextEngineCase) -> None:
     """An engine with seeded sampling gives each sample the completion of its seed: in one piece, in pieces of any size
     (even splitting groups), in another order, repeated, or on a new engine; another rollout or seed gives others.
     Resumed runs, retries and any number of ranks depend on it.
@@ -207,28 +192,28 @@ def test_the_same_seeds_give_the_same_texts(bench: TextEngineBench) -> None:
     If it fails: draw by `seeds` of the request, number k of a stream for token k, and let nothing look at the place of
     a row or at what was generated before.
     """
-    model = bench.model()
-    request, whole = bench.generate(sampling=LONG)
-    with bench.engine(model) as engine:
-        pieces = [bench.sample(engine, piece) for piece in request.split([2, 3, 1])]
-        backwards = bench.sample(engine, request.select(range(request.num_rows - 1, -1, -1)))
+    model = case.model()
+    request, whole = case.generate(sampling=LONG)
+    with case.engine(model) as engine:
+        pieces = [case.sample(engine, piece) for piece in request.split([2, 3, 1])]
+        backwards = case.sample(engine, request.select(range(request.num_rows - 1, -1, -1)))
         others = {
-            name: bench.sample(engine, bench.request(model, sampling=LONG, **{name: number}))
+            name: case.sample(engine, case.request(model, sampling=LONG, **{name: number}))
             for name, number in (("rollout", 6), ("seed", 12))
         }
-        again = bench.sample(engine, request)
+        again = case.sample(engine, request)
     joined = type(whole).concat(pieces)
     assert joined.sample_ids == request.sample_ids
     ordered = backwards.select(range(request.num_rows - 1, -1, -1))
     for how, track in (("in pieces", joined), ("in another order", ordered), ("sent again", again)):
-        bench.record(f"share of texts that differ {how}", bench.moved(track, whole), bound=0.0)
+        case.record(f"share of texts that differ {how}", case.moved(track, whole), bound=0.0)
     for name, track in others.items():
-        assert bench.moved(track, whole) > 0.5, f"another {name} gives the same texts"
+        assert case.moved(track, whole) > 0.5, f"another {name} gives the same texts"
 
 
-def _third(bench: TextEngineBench) -> list[int]:
+def _third(case: TextEngineCase) -> list[int]:
     """Every third token of the model, as many as have an id below 256."""
-    return list(range(1, min(256, _vocabulary(bench.model())), 3))
+    return list(range(1, min(256, _vocabulary(case.model())), 3))
 
 
 def _vocabulary(model: TextModel) -> int:
@@ -237,10 +222,10 @@ def _vocabulary(model: TextModel) -> int:
     return model.next_logits(start, positions=torch.zeros_like(start), attention_mask=mask, cache=None)[0].shape[1]
 
 
-def _check_ends(bench: TextEngineBench, request: Request, track: Track) -> None:
+def _check_ends(case: TextEngineCase, request: Request, track: Track) -> None:
     """Every completion ends at its first stop token, COMPLETED, or at the limit, TRUNCATED."""
-    wanted = request.text
-    stops, longest = set(wanted.stop_tokens), wanted.sampling.max_new_tokens
+    text = request.text
+    stops, longest = set(text.stop_tokens), text.sampling.max_new_tokens
     for sample, tokens, status in zip(track.sample_ids, track.text.tokens, track.status, strict=True):
         row = tokens.tolist()
         assert 1 <= len(row) <= longest, f"{sample!r}: got {len(row)} tokens, expected 1 to {longest}"

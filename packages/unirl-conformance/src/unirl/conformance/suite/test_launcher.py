@@ -7,27 +7,27 @@ import time
 
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.processes import Running, patience
-from unirl.conformance.doubles.trainee import largest_gap
-from unirl.conformance.fixtures.launcher import FAILURE, LauncherBench
+from unirl.conformance.doubles.trainer import largest_gap
+from unirl.conformance.fixtures.launcher import FAILURE, LauncherCase
 from unirl.core.errors import RewardFailed, UniRLError
 from unirl.loop.algorithm_state import algorithm_state, resume_algorithm
 
 BOUND = 1e-6
-"""Of numbers and weights of order 1, in fp32: another process may add in another order, and nothing else differs."""
+"""Bound for fp32 numbers and weights of order 1: another process may add in another order, and nothing else differs."""
 
 
 @claim("launcher")
-def test_a_launched_run_gives_the_numbers_of_one_process(bench: LauncherBench) -> None:
+def test_a_launched_run_gives_the_numbers_of_one_process(case: LauncherCase) -> None:
     """Two steps by the launcher give the rewards, losses, gradients and weights of two steps in this process.
 
     If it fails: look for a seed or a setting of the plan that does not reach the workers, rows that come back in
     another order, and weights that reach the rollout one step late.
     """
-    plan = bench.plan()
-    with bench.in_process(plan) as cell:
+    plan = case.plan()
+    with case.in_process(plan) as cell:
         expected = [cell.run(step) for step in range(2)]
         weights = cell.weights()
-    with bench.launched(plan) as cell:
+    with case.launched(plan) as cell:
         result = [cell.run(step) for step in range(2)]
         assert cell.backend.version == 2, f"version {cell.backend.version} after two updates"
         gap = largest_gap(cell.weights(), weights)
@@ -37,42 +37,42 @@ def test_a_launched_run_gives_the_numbers_of_one_process(bench: LauncherBench) -
         for name, value in here.items():
             same = math.isclose(value, there[name], rel_tol=BOUND, abs_tol=BOUND)
             assert same, f"step {step}: {name} is {value:g} in one process and {there[name]:g} when launched"
-    bench.record("gap of the weights", gap, bound=BOUND)
+    case.record("gap of the weights", gap, bound=BOUND)
 
 
 @claim("launcher")
-def test_checkpoints_move_between_launchers(bench: LauncherBench) -> None:
+def test_checkpoints_move_between_launchers(case: LauncherCase) -> None:
     """A launched run resumes from a checkpoint of this process, and this process from one of the launched run; both end
     where two uninterrupted steps end.
 
     If it fails: pass `save` and `load` on to every rank of the backend, and refuse nothing because of where it ran.
     """
-    plan = bench.plan()
-    with bench.in_process(plan) as cell:
+    plan = case.plan()
+    with case.in_process(plan) as cell:
         cell.run(0)
-        first = bench.save(cell, "first")
+        first = case.save(cell, "first")
         state = algorithm_state(cell.parts.only.algorithm)
         cell.run(1)
         expected = cell.weights()
-    with bench.launched(plan) as cell:
+    with case.launched(plan) as cell:
         cell.backend.load(first)
         resume_algorithm(cell.parts.only.algorithm, state, folder=first)
         cell.run(1)
-        second = bench.save(cell, "second")
-        bench.record("gap of the weights, launched", largest_gap(cell.weights(), expected), bound=BOUND)
-    with bench.in_process(plan) as cell:
+        second = case.save(cell, "second")
+        case.record("gap of the weights, launched", largest_gap(cell.weights(), expected), bound=BOUND)
+    with case.in_process(plan) as cell:
         cell.backend.load(second)
         assert cell.backend.version == 2, f"a checkpoint of two steps is loaded as {cell.backend.version}"
-        bench.record("gap of the weights, back in process", largest_gap(cell.weights(), expected), bound=BOUND)
+        case.record("gap of the weights, back in process", largest_gap(cell.weights(), expected), bound=BOUND)
 
 
 @claim("launcher")
-def test_errors_of_parts_keep_their_type_and_message(bench: LauncherBench) -> None:
+def test_errors_of_parts_keep_their_type_and_message(case: LauncherCase) -> None:
     """An error raised for the user by a part arrives with its class and message, wherever the part runs.
 
     If it fails: send errors of UniRL across as they are, and add where they come from as a note.
     """
-    with bench.launched(bench.failing_plan()) as cell:
+    with case.launched(case.failing_plan()) as cell:
         try:
             cell.run(0)
         except RewardFailed as error:
@@ -86,16 +86,16 @@ def test_errors_of_parts_keep_their_type_and_message(bench: LauncherBench) -> No
 
 
 @claim("launcher")
-def test_a_launch_that_fails_leaves_nothing_behind(bench: LauncherBench) -> None:
+def test_a_launch_that_fails_leaves_nothing_behind(case: LauncherCase) -> None:
     """When a part cannot be built, `launch` raises an error for the user and has ended every process that it started.
 
     If it fails: close everything in an `except BaseException` of `launch`, before the error goes on.
     """
-    plan = bench.plan_without_checkpoint()
-    launcher = bench.launcher(plan)
+    plan = case.plan_without_checkpoint()
+    launcher = case.launcher(plan)
     before, began = Running.now(), time.monotonic()
     try:
-        launcher.launch(plan, catalog=bench.workshop.catalog)
+        launcher.launch(plan, catalog=case.factory.catalog)
     except UniRLError:
         left = before.left(within_s=patience(time.monotonic() - began))
         assert not left, f"left behind after a launch that failed: {', '.join(left)}"
@@ -106,16 +106,16 @@ def test_a_launch_that_fails_leaves_nothing_behind(bench: LauncherBench) -> None
 
 
 @claim("launcher")
-def test_a_closed_launcher_leaves_nothing_behind(bench: LauncherBench) -> None:
+def test_a_closed_launcher_leaves_nothing_behind(case: LauncherCase) -> None:
     """After `close` no process of the run is left, and closing again is not an error.
 
     If it fails: keep the handles of all that was started, end them in `close`, and forget them.
     """
-    plan = bench.plan()
+    plan = case.plan()
     before, began = Running.now(), time.monotonic()
-    launcher = bench.launcher(plan)
+    launcher = case.launcher(plan)
     try:
-        launcher.launch(plan, catalog=bench.workshop.catalog)
+        launcher.launch(plan, catalog=case.factory.catalog)
         start_s = time.monotonic() - began
     finally:
         launcher.close()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.model import ModelBench
+from unirl.conformance.fixtures.model import ModelCase
 from unirl.core.specs.capability import Cap
 
 
 @claim("model", proves=Cap.LAZY_BUILD, track="any")
-def test_a_lazy_build_is_filled_with_the_weights_of_an_eager_one(bench: ModelBench) -> None:
+def test_a_lazy_build_is_filled_with_the_weights_of_an_eager_one(case: ModelCase) -> None:
     """Built lazily, the trainable module has no values. Filled, it is the one of an eager build, bit for bit: every
     parameter and buffer with its dtype, frozen and tied ones included. So a rank that keeps a part of a model can load
     that part alone.
@@ -19,11 +19,11 @@ def test_a_lazy_build_is_filled_with_the_weights_of_an_eager_one(bench: ModelBen
     that they have when they are loaded, and fill it by `CheckpointValues`. A buffer that differs was made on the meta
     device; a tie that is lost was made before the parameters were replaced.
     """
-    eager, lazy = bench.fresh_model(), bench.fresh_model(lazy=True)
+    eager, lazy = case.fresh_model(), case.fresh_model(lazy=True)
     module = lazy.trainable
     valued = [name for name, param in module.named_parameters() if not param.is_meta]
     assert not valued, f"{len(valued)} parameters have values before `fill`, such as {valued[0]!r}"
-    allocate(module, torch.device(bench.device))
+    allocate(module, torch.device(case.device))
     lazy.fill(module.state_dict(keep_vars=True))
     expected, result = described(eager.trainable), described(module)
     assert result.keys() == expected.keys(), f"names differ: {sorted(result.keys() ^ expected.keys())[:3]}"

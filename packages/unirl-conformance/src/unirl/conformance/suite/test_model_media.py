@@ -8,22 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.latent_model import LatentModelBench
+from unirl.conformance.fixtures.latent_model import LatentModelCase
 from unirl.core.errors import RecipeError
 from unirl.core.roles import DiffusionModel
 from unirl.core.types.sampling import LatentSamplingConfig
 
 
 @claim("model")
-def test_schedule_falls_to_0_in_the_requested_steps(bench: LatentModelBench) -> None:
+def test_schedule_falls_to_0_in_the_requested_steps(case: LatentModelCase) -> None:
     """The sigmas are fp32, one more than steps, fall strictly from at most 1 and end in 0, for any number of steps.
 
     If it fails: append the final 0 in `schedule`, compute in fp64 and round once, and read
     `sampling.num_inference_steps`.
     """
-    with bench.model() as model:
+    with case.model() as model:
         for steps in (2, 5, 50):
-            sigmas = model.schedule(bench.sampling(num_inference_steps=steps))
+            sigmas = model.schedule(case.sampling(num_inference_steps=steps))
             assert sigmas.shape == (steps + 1,), f"steps={steps} gives sigmas of shape {list(sigmas.shape)}"
             assert sigmas.dtype == torch.float32, f"the sigmas are {sigmas.dtype}"
             falls = bool((sigmas[1:] < sigmas[:-1]).all())
@@ -33,17 +33,17 @@ def test_schedule_falls_to_0_in_the_requested_steps(bench: LatentModelBench) -> 
 
 
 @claim("model")
-def test_media_has_the_requested_size(bench: LatentModelBench) -> None:
+def test_media_has_the_requested_size(case: LatentModelCase) -> None:
     """Decoded media have the requested height, width and frames, also if not square, in fp32.
 
     If it fails: `latent_shape` and `decode` disagree: look for height and width swapped, and for the decoder's factor.
     """
-    plain = bench.sampling()
+    plain = case.sampling()
     sizes = [(plain.height, plain.width), (plain.height, 2 * plain.width), (2 * plain.height, plain.width)]
     tried = 0
-    with bench.model() as model:
+    with case.model() as model:
         for height, width in sizes:
-            asked = bench.sampling(height=height, width=width)
+            asked = case.sampling(height=height, width=width)
             media = _media(model, asked)
             if media is None:
                 continue
@@ -54,13 +54,13 @@ def test_media_has_the_requested_size(bench: LatentModelBench) -> None:
 
 
 @claim("model")
-def test_media_lies_between_0_and_1(bench: LatentModelBench) -> None:
+def test_media_lies_between_0_and_1(case: LatentModelCase) -> None:
     """Pixels lie in [0, 1], even for latents far from the training distribution: rewards and trackers rely on it.
 
     If it fails: clamp at the end of `decode`, after going from [-1, 1] to [0, 1].
     """
-    with bench.model() as model:
-        media = model.decode(20.0 * bench.latents(model, 2))
+    with case.model() as model:
+        media = model.decode(20.0 * case.latents(model, 2))
     assert bool(torch.isfinite(media).all()), "the media hold numbers that are not finite"
     low, high = float(media.min()), float(media.max())
     assert low >= 0 and high <= 1, f"the media lie in [{low:g}, {high:g}]"
@@ -68,18 +68,18 @@ def test_media_lies_between_0_and_1(bench: LatentModelBench) -> None:
 
 
 @claim("model")
-def test_sizes_that_do_not_fit_are_refused(bench: LatentModelBench) -> None:
+def test_sizes_that_do_not_fit_are_refused(case: LatentModelCase) -> None:
     """An unsupported size is rejected with an error that names the key, before anything is sampled, and never rounded
     to another. Supported sizes are generated exactly.
 
     If it fails: check height, width and frames in `latent_shape`, and raise `RecipeError("sampling.<key>: ...")`.
     """
-    plain = bench.sampling()
+    plain = case.sampling()
     odd = {"height": (plain.height + 1, 0, -plain.height), "width": (plain.width + 1, 0, -plain.width)}
-    with bench.model() as model:
+    with case.model() as model:
         for key, values in {**odd, "frames": (plain.frames + 1, 0)}.items():
             for value in values:
-                asked = bench.sampling(**{key: value})
+                asked = case.sampling(**{key: value})
                 media = _media(model, asked, key=key)
                 assert media is None or value > 0, f"sampling.{key}={value} was taken"
                 if media is not None:
@@ -87,14 +87,14 @@ def test_sizes_that_do_not_fit_are_refused(bench: LatentModelBench) -> None:
 
 
 @claim("model")
-def test_decoder_keeps_the_gradient(bench: LatentModelBench) -> None:
+def test_decoder_keeps_the_gradient(case: LatentModelCase) -> None:
     """Gradients flow from the media to the latents, so that a differentiable reward can train the sampler.
 
     If it fails: take `no_grad`, `.detach()`, `.data` and uint8 images out of `decode`; freezing the decoder's weights
     is right, and keeps the gradient of its input.
     """
-    model = bench.fresh_model()
-    latents = (0.5 * bench.latents(model, 1)).requires_grad_()
+    model = case.fresh_model()
+    latents = (0.5 * case.latents(model, 1)).requires_grad_()
     media = model.decode(latents)
     assert media.requires_grad, "the media carry no gradient"
     (gradient,) = torch.autograd.grad(media.sum(), latents)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.model import ModelBench
+from unirl.conformance.fixtures.model import ModelCase
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.facts import names_in
@@ -26,7 +26,7 @@ MAX_SECONDS = 60.0
 
 
 @claim("model", track="any")
-def test_miniature_is_small_and_quick(bench: ModelBench) -> None:
+def test_miniature_is_small_and_quick(case: ModelCase) -> None:
     """The model has a miniature checkpoint of at most 20 MB, written within a minute, so that whoever changes a part
     can try it on every model without a download or a GPU.
 
@@ -34,59 +34,59 @@ def test_miniature_is_small_and_quick(bench: ModelBench) -> None:
     vocabularies: a tokenizer's table is often most of the bytes.
     """
     began = time.process_time()
-    folder = bench.checkpoint(again=True)
+    folder = case.checkpoint(again=True)
     seconds = time.process_time() - began
     size = sum(file.stat().st_size for file in _files(folder).values())
-    assert size, f"`tiny.write` of model {bench.spec.name!r} wrote nothing"
-    bench.record("size in bytes", size, bound=MAX_BYTES)
-    bench.record("CPU seconds", seconds, bound=MAX_SECONDS)
+    assert size, f"`tiny.write` of model {case.spec.name!r} wrote nothing"
+    case.record("size in bytes", size, bound=MAX_BYTES)
+    case.record("CPU seconds", seconds, bound=MAX_SECONDS)
 
 
 @claim("model", track="any")
-def test_miniature_is_the_same_bytes_for_the_same_seed(bench: ModelBench) -> None:
+def test_miniature_is_the_same_bytes_for_the_same_seed(case: ModelCase) -> None:
     """The same seed writes the same bytes into every file, whatever ran before; another seed gives other weights. So
     a number that was measured on a miniature can be measured again anywhere.
 
     If it fails: seed torch inside `tiny.write` (in `torch.random.fork_rng`), take nothing from NumPy's or Python's
     global generators, and write no time, path or set order into a file.
     """
-    first = _files(bench.checkpoint())
+    first = _files(case.checkpoint())
     with _other_generators():
-        second = _files(bench.checkpoint(again=True))
+        second = _files(case.checkpoint(again=True))
     assert first.keys() == second.keys(), f"one seed wrote {sorted(first)}, and then {sorted(second)}"
     differing = [name for name, file in first.items() if file.read_bytes() != second[name].read_bytes()]
     assert not differing, f"the same seed wrote other bytes into {', '.join(differing)}"
-    other = _files(bench.checkpoint(seed=1))
+    other = _files(case.checkpoint(seed=1))
     equal = first.keys() == other.keys() and all(f.read_bytes() == other[n].read_bytes() for n, f in first.items())
     assert not equal, "seeds 0 and 1 wrote the same bytes: the seed is not used"
 
 
 @claim("model", track="any")
-def test_model_follows_its_config(bench: ModelBench) -> None:
+def test_model_follows_its_config(case: ModelCase) -> None:
     """The model loads from its folder onto the requested device and carries exactly the matched spec, from which
     backends read LoRA targets and blocks.
 
     If it fails: set `spec` to the plugin's SPEC, and move the trainable module and `device` to the device of `build`.
     """
-    with bench.model() as model:
-        assert model.spec == bench.spec, f"the model says it is {model.spec.name!r}; the catalog's spec differs from it"
-        expected = torch.device(bench.device).type
-        assert torch.device(model.device).type == expected, f"`device`: got {model.device}, expected {bench.device}"
+    with case.model() as model:
+        assert model.spec == case.spec, f"the model says it is {model.spec.name!r}; the catalog's spec differs from it"
+        expected = torch.device(case.device).type
+        assert torch.device(model.device).type == expected, f"`device`: got {model.device}, expected {case.device}"
         away = [name for name, param in model.trainable.named_parameters() if param.device.type != expected]
-        assert not away, f"{len(away)} weights are not on {bench.device}, the first is {away[0]}"
+        assert not away, f"{len(away)} weights are not on {case.device}, the first is {away[0]}"
 
 
 @claim("model", track="any")
-def test_only_the_named_module_trains(bench: ModelBench) -> None:
+def test_only_the_named_module_trains(case: ModelCase) -> None:
     """`trainable` is the module that the spec names, and no weight outside of it takes gradients: encoders and decoders
     would cost memory and drift.
 
     If it fails: give `getattr(self, SPEC.trainable)` from `trainable`, and call `requires_grad_(False)` on every other
     module when the model is built.
     """
-    model = bench.fresh_model()
-    named = getattr(model, bench.spec.trainable, None)
-    assert named is model.trainable, f"`trainable` is not the model's attribute {bench.spec.trainable!r}"
+    model = case.fresh_model()
+    named = getattr(model, case.spec.trainable, None)
+    assert named is model.trainable, f"`trainable` is not the model's attribute {case.spec.trainable!r}"
     own = {id(param) for param in model.trainable.parameters()}
     assert own, "the trainable module has no weights"
     loose = [
@@ -95,49 +95,47 @@ def test_only_the_named_module_trains(bench: ModelBench) -> None:
         for name, param in module.named_parameters()
         if param.requires_grad and id(param) not in own
     ]
-    assert not loose, (
-        f"{len(loose)} weights outside of {bench.spec.trainable!r} take gradients, the first is {loose[0]}"
-    )
+    assert not loose, f"{len(loose)} weights outside of {case.spec.trainable!r} take gradients, the first is {loose[0]}"
 
 
 @claim("model", proves=Cap.LORA, track="any")
-def test_lora_targets_match_what_the_miniature_promises(bench: ModelBench) -> None:
+def test_lora_targets_match_what_the_miniature_promises(case: ModelCase) -> None:
     """Every ending in `lora_targets` matches a linear layer, and together they match as many as `tiny.lora_layers`
     says: a renamed layer is noticed here instead of staying untrained.
 
     If it fails: compare `lora_targets` with the names of `model.trainable.named_modules()`; when the model really has
     another number of such layers, correct `tiny.lora_layers`.
     """
-    with bench.model() as model:
-        matched = bench.lora_layers(model.trainable)
+    with case.model() as model:
+        matched = case.lora_layers(model.trainable)
     assert matched, "the spec states the capability 'lora' and names no `lora_targets`"
     idle = [target for target, names in matched.items() if not names]
     assert not idle, f"no linear layer ends in {', '.join(map(repr, idle))}"
     layers = {name for names in matched.values() for name in names}
-    bench.record("LoRA layers", len(layers))
-    promised = bench.tiny.lora_layers
+    case.record("LoRA layers", len(layers))
+    promised = case.tiny.lora_layers
     assert len(layers) == promised, f"`tiny.lora_layers` says {promised}; `lora_targets` match {len(layers)}"
 
 
 @claim("model", track="any")
-def test_wrap_blocks_match_what_the_miniature_promises(bench: ModelBench) -> None:
+def test_wrap_blocks_match_what_the_miniature_promises(case: ModelCase) -> None:
     """Every class in `wrap_blocks` is found in the trainable module, as often as `tiny.wrap_blocks` says: otherwise
     sharding and recomputing would silently take the model as a whole.
 
     If it fails: compare `wrap_blocks` with the class names in `model.trainable.modules()`, or correct
     `tiny.wrap_blocks`.
     """
-    if not bench.spec.wrap_blocks:
-        raise NotApplicable(f"model {bench.spec.name!r} names no `wrap_blocks`: it is sharded as a whole")
-    with bench.model() as model:
-        names = names_in(bench.spec.wrap_blocks, model.trainable)
+    if not case.spec.wrap_blocks:
+        raise NotApplicable(f"model {case.spec.name!r} names no `wrap_blocks`: it is sharded as a whole")
+    with case.model() as model:
+        names = names_in(case.spec.wrap_blocks, model.trainable)
         result = [type(part).__name__ for part in model.trainable.modules()]
-    assert names, f"{bench.spec.wrap_blocks!r} found no class of blocks in {bench.spec.trainable!r}"
+    assert names, f"{case.spec.wrap_blocks!r} found no class of blocks in {case.spec.trainable!r}"
     absent = [name for name in names if name not in result]
-    assert not absent, f"no module of class {', '.join(absent)} is in {bench.spec.trainable!r}"
+    assert not absent, f"no module of class {', '.join(absent)} is in {case.spec.trainable!r}"
     count = sum(result.count(name) for name in names)
-    bench.record("blocks", count)
-    assert count == bench.tiny.wrap_blocks, f"`tiny.wrap_blocks` says {bench.tiny.wrap_blocks}; there are {count}"
+    case.record("blocks", count)
+    assert count == case.tiny.wrap_blocks, f"`tiny.wrap_blocks` says {case.tiny.wrap_blocks}; there are {count}"
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.requests import PROMPTS
-from unirl.conformance.fixtures.text_model import TextModelBench
+from unirl.conformance.fixtures.text_model import TextModelCase
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.errors import UniRLError
 from unirl.core.roles import TextModel
@@ -20,7 +20,7 @@ TEXTS = (*PROMPTS, " two  spaces ", "one\nline and another", "1 + 2 = 3?", "\u00
 
 
 @claim("model", track="text")
-def test_prompt_tokens_are_those_of_the_prompt_alone(bench: TextModelBench) -> None:
+def test_prompt_tokens_are_those_of_the_prompt_alone(case: TextModelCase) -> None:
     """Each prompt gets a row [P] of int64 on the CPU, P at least 1: the same again, alone and beside others, in their
     order; other prompts get other tokens. Requests are planned before anything runs, and on every rank alike.
 
@@ -28,11 +28,11 @@ def test_prompt_tokens_are_those_of_the_prompt_alone(bench: TextModelBench) -> N
     tokenizer was loaded with its vocabulary.
     """
     prompts = (*PROMPTS, f"{PROMPTS[-1]}s")
-    with bench.model() as model:
-        together = bench.prompts(model, prompts)
+    with case.model() as model:
+        together = case.prompts(model, prompts)
         order = range(len(prompts))
-        again = bench.prompts(model, prompts[::-1], numbers=order[::-1])[::-1]
-        alone = [bench.prompts(model, [prompts[number]], numbers=[number])[0] for number in order]
+        again = case.prompts(model, prompts[::-1], numbers=order[::-1])[::-1]
+        alone = [case.prompts(model, [prompts[number]], numbers=[number])[0] for number in order]
     assert len(together) == len(prompts), f"{len(prompts)} prompts got {len(together)} rows of tokens"
     for number, (prompt, tokens) in enumerate(zip(prompts, together, strict=True)):
         assert tokens.ndim == 1 and tokens.dtype == torch.int64 and tokens.device.type == "cpu", (
@@ -46,34 +46,34 @@ def test_prompt_tokens_are_those_of_the_prompt_alone(bench: TextModelBench) -> N
 
 
 @claim("model", track="text")
-def test_chat_settings_change_the_prompt(bench: TextModelBench) -> None:
+def test_chat_settings_change_the_prompt(case: TextModelCase) -> None:
     """Without `chat` a prompt stands as it is. With it the template is put around it: the prompt is in it still, a
     system prompt is said where one is given, and the switch `thinking` changes the tokens; or the setting is rejected
     by name. Nothing is ever left out without a word.
 
     If it fails: hand `system_prompt` and `thinking` to the template, and refuse what it has no place for.
     """
-    with bench.model() as model:
-        plain = _tokens(bench, model, PROMPTS, chat=False)
-        chat = _tokens(bench, model, PROMPTS, chat=True)
+    with case.model() as model:
+        plain = _tokens(case, model, PROMPTS, chat=False)
+        chat = _tokens(case, model, PROMPTS, chat=True)
         if chat is not None:
-            _check_template(bench, model, chat)
+            _check_template(case, model, chat)
         assert plain is not None or chat is not None, "prompts are refused with `chat` and without it"
         for prompt, row in zip(PROMPTS, plain or (), strict=bool(plain)):
             assert model.texts([row]) == [prompt], f"without `chat`, {prompt!r} reads {model.texts([row])}"
 
 
 @claim("model", track="text")
-def test_decoding_inverts_tokenizing(bench: TextModelBench) -> None:
+def test_decoding_inverts_tokenizing(case: TextModelCase) -> None:
     """Tokens become exactly the text that they were made of, spaces and letters of any script included, each row its
     own; what ends a text, or fills rows up, is not in it, and no tokens are no text.
 
     If it fails: decode with `skip_special_tokens=True` and without cleaning up spaces; keep the rows in their order.
     """
-    with bench.model() as model:
-        rows = _tokens(bench, model, TEXTS, chat=False)
+    with case.model() as model:
+        rows = _tokens(case, model, TEXTS, chat=False)
         if rows is None:
-            raise NotApplicable(f"model {bench.spec.name!r} takes no prompt without its chat template")
+            raise NotApplicable(f"model {case.spec.name!r} takes no prompt without its chat template")
         result = model.texts(rows)
         assert list(result) == list(TEXTS), f"{list(TEXTS)} became {list(result)}"
         special = torch.tensor([*model.stop_tokens, model.pad_token])
@@ -83,7 +83,7 @@ def test_decoding_inverts_tokenizing(bench: TextModelBench) -> None:
 
 
 @claim("model", track="text")
-def test_stop_tokens_and_padding_are_tokens_of_the_model(bench: TextModelBench) -> None:
+def test_stop_tokens_and_padding_are_tokens_of_the_model(case: TextModelCase) -> None:
     """The model names what ends its texts, tokens that it can generate, and a token that fills rows up.
 
     Without one that ends it, every text runs into its limit and counts as truncated.
@@ -91,35 +91,35 @@ def test_stop_tokens_and_padding_are_tokens_of_the_model(bench: TextModelBench) 
     If it fails: read `eos_token_id` from generation_config.json, then config.json, then the tokenizer; a tokenizer may
     have more tokens than the output projection.
     """
-    with bench.model() as model:
-        vocabulary = bench.next_logits(model, bench.prompts(model)[:1], [0]).shape[1]
+    with case.model() as model:
+        vocabulary = case.next_logits(model, case.prompts(model)[:1], [0]).shape[1]
         stops, pad = tuple(model.stop_tokens), model.pad_token
-    bench.record("tokens that it can generate", vocabulary)
+    case.record("tokens that it can generate", vocabulary)
     assert stops, "`stop_tokens` is empty"
     assert len(set(stops)) == len(stops), f"`stop_tokens` names one twice: {stops}"
     strange = [token for token in (*stops, pad) if not 0 <= token < vocabulary]
     assert not strange, f"tokens {strange} are beyond the {vocabulary} that the model has logits for"
 
 
-def _tokens(bench: TextModelBench, model: TextModel, prompts: Sequence[str], **settings: Any) -> list[Tensor] | None:
+def _tokens(case: TextModelCase, model: TextModel, prompts: Sequence[str], **settings: Any) -> list[Tensor] | None:
     """The tokens, or None where the model rejects the settings by name."""
     try:
-        return bench.prompts(model, prompts, **settings)
+        return case.prompts(model, prompts, **settings)
     except UniRLError as error:
         assert any(name in str(error) for name in settings), f"{settings} are refused without naming them: {error}"
         return None
 
 
-def _check_template(bench: TextModelBench, model: TextModel, chat: Sequence[Tensor]) -> None:
+def _check_template(case: TextModelCase, model: TextModel, chat: Sequence[Tensor]) -> None:
     for prompt, row in zip(PROMPTS, chat, strict=True):
         reply = model.texts([row])[0]
         assert prompt in reply, f"in the chat template {prompt!r} reads {reply!r}"
-    system = _tokens(bench, model, PROMPTS, system_prompt=SYSTEM)
+    system = _tokens(case, model, PROMPTS, system_prompt=SYSTEM)
     if system is not None:
         reply = model.texts([system[0]])[0]
         assert SYSTEM in reply, f"the system prompt {SYSTEM!r} is not in {reply!r}"
         assert PROMPTS[0] in reply, f"with a system prompt, {PROMPTS[0]!r} is not in {reply!r}"
-    on, off = (_tokens(bench, model, PROMPTS, thinking=switch) for switch in (True, False))
+    on, off = (_tokens(case, model, PROMPTS, thinking=switch) for switch in (True, False))
     if on is not None and off is not None:
         same = all(torch.equal(one, other) for one, other in zip(on, off, strict=True))
         assert not same, "`thinking` true and false give the same tokens, so the switch is lost"

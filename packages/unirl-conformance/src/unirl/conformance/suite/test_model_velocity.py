@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.requests import PROMPTS
-from unirl.conformance.fixtures.latent_model import LatentModelBench
+from unirl.conformance.fixtures.latent_model import LatentModelCase
 from unirl.conformance.fixtures.model import relative_gap
 
 ROW_BOUND = 1e-5
@@ -16,14 +16,14 @@ SMALL = 1e-3
 
 
 @claim("model")
-def test_velocity_is_fp32_of_the_shape_of_x(bench: LatentModelBench) -> None:
+def test_velocity_is_fp32_of_the_shape_of_x(case: LatentModelCase) -> None:
     """The velocity has the shape of x, in fp32 whatever the weights are in, and is finite: sampler and log-prob are
     fp32.
 
     If it fails: end `velocity` with `.float()`, and undo any patching or packing of x that it does.
     """
-    with bench.model() as model:
-        x, sigma, conditions = bench.inputs(model)
+    with case.model() as model:
+        x, sigma, conditions = case.inputs(model)
         result = model.velocity(x, sigma, conditions)
     assert result.shape == x.shape, f"x is {list(x.shape)}, the velocity {list(result.shape)}"
     assert result.dtype == torch.float32, f"the velocity is {result.dtype}"
@@ -31,13 +31,13 @@ def test_velocity_is_fp32_of_the_shape_of_x(bench: LatentModelBench) -> None:
 
 
 @claim("model")
-def test_velocity_depends_on_every_element_of_x(bench: LatentModelBench) -> None:
+def test_velocity_depends_on_every_element_of_x(case: LatentModelCase) -> None:
     """The velocity changes when x does, wherever in x: in each channel, and in the last corner as in the first.
 
     If it fails: look for a crop, a cached x, or channels that never reach the network.
     """
-    with bench.model() as model:
-        x, sigma, conditions = bench.inputs(model)
+    with case.model() as model:
+        x, sigma, conditions = case.inputs(model)
         plain = model.velocity(x, sigma, conditions)
         places = [(channel, *(0 for _ in x.shape[2:])) for channel in range(x.shape[1])]
         places += [tuple(size - 1 for size in x.shape[1:])]
@@ -49,15 +49,15 @@ def test_velocity_depends_on_every_element_of_x(bench: LatentModelBench) -> None
 
 
 @claim("model")
-def test_velocity_follows_sigma_without_rounding(bench: LatentModelBench) -> None:
+def test_velocity_follows_sigma_without_rounding(case: LatentModelCase) -> None:
     """The velocity changes with the noise level, also by as little as 0.001. A timestep that passes through bf16
     moves in steps of 2 of 1000: the sampler then asks at one sigma and the model answers for another.
 
     If it fails: keep sigma in fp32 up to the embedding of the timestep; look for a cast of all inputs to the dtype of
     the weights, and for wrappers that cast (`MixedPrecisionPolicy(cast_forward_inputs=False)`).
     """
-    with bench.model() as model:
-        x, _, conditions = bench.inputs(model)
+    with case.model() as model:
+        x, _, conditions = case.inputs(model)
         # Where bf16 and whole timesteps round: at 300, 500 and 900 of 1000, and between.
         for sigma in (0.3, 0.5007, 0.5, 0.9):
             here, there = (torch.full((len(x),), value, device=x.device) for value in (sigma, sigma + SMALL))
@@ -66,7 +66,7 @@ def test_velocity_follows_sigma_without_rounding(bench: LatentModelBench) -> Non
 
 
 @claim("model")
-def test_velocity_follows_every_condition(bench: LatentModelBench) -> None:
+def test_velocity_follows_every_condition(case: LatentModelCase) -> None:
     """Each of the conditions that `encode` gives matters to the velocity: one that is dropped on the way makes a
     model that hears half the prompt.
 
@@ -74,8 +74,8 @@ def test_velocity_follows_every_condition(bench: LatentModelBench) -> None:
 
     If it fails: look where `velocity` hands the condition on; a name that the network does not know is often swallowed.
     """
-    with bench.model() as model:
-        x, sigma, conditions = bench.inputs(model)
+    with case.model() as model:
+        x, sigma, conditions = case.inputs(model)
         plain = model.velocity(x, sigma, conditions)
         tried = 0
         for name, value in conditions.items():
@@ -94,21 +94,21 @@ def test_velocity_follows_every_condition(bench: LatentModelBench) -> None:
 
 
 @claim("model")
-def test_batch_rows_are_independent(bench: LatentModelBench) -> None:
+def test_batch_rows_are_independent(case: LatentModelCase) -> None:
     """The velocity of a row is the same alone and in a batch, to fp32 rounding, so a micro-batch changes no gradient
     and a forward batch no sample.
 
     If it fails: look for statistics over the batch (BatchNorm), attention over flattened rows, and masks or sigmas that
     are taken from the first row.
     """
-    with bench.model() as model:
-        x, sigma, conditions = bench.inputs(model)
+    with case.model() as model:
+        x, sigma, conditions = case.inputs(model)
         whole = model.velocity(x, sigma, conditions)
         alone = [
             model.velocity(x[n : n + 1], sigma[n : n + 1], {k: v[n : n + 1] for k, v in conditions.items()})
             for n in range(len(PROMPTS))
         ]
-    bench.record("largest relative gap", relative_gap(torch.cat(alone), whole), bound=ROW_BOUND)
+    case.record("largest relative gap", relative_gap(torch.cat(alone), whole), bound=ROW_BOUND)
 
 
 def _changed(one: Tensor, other: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.reward import RewardBench, flags_of, pixels_of, with_media
+from unirl.conformance.fixtures.reward import RewardCase, flags_of, pixels_of, with_media
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.errors import UniRLError
 from unirl.core.roles import Reward, ScoreInput
@@ -21,7 +21,7 @@ a channel that is cut off) moves it by a third and more."""
 
 
 @claim("reward", proves=Cap.REWARD_DIFFERENTIABLE)
-def test_the_gradient_is_that_of_the_score(bench: RewardBench) -> None:
+def test_the_gradient_is_that_of_the_score(case: RewardCase) -> None:
     """The gradient with respect to the pixels is the slope of the score: training through the sampler follows it.
 
     Directional derivatives are compared with central differences, in fp64 where the reward keeps it.
@@ -29,46 +29,46 @@ def test_the_gradient_is_that_of_the_score(bench: RewardBench) -> None:
     If it fails: look for a `detach`, `no_grad`, a rounding or a cast to uint8 on the way, for preprocessing that the
     gradient goes around, and for a scale that the score has and the gradient has not.
     """
-    _needs_pixels(bench)
-    with bench.reward() as reward:
-        for samples in bench.batches():
-            result = _slopes(bench, reward, samples)
+    _needs_pixels(case)
+    with case.reward() as reward:
+        for samples in case.batches():
+            result = _slopes(case, reward, samples)
             assert result is not None, "the scores do not depend on the pixels as far as autograd can see"
             slopes, differences, dtype = result
             assert bool(slopes.any()), "the gradient is 0 everywhere"
-            bench.record("gradient error", _error(slopes, differences), bound=BOUND[dtype])
+            case.record("gradient error", _error(slopes, differences), bound=BOUND[dtype])
 
 
 @claim("reward")
-def test_an_undeclared_gradient_is_absent_or_correct(bench: RewardBench) -> None:
+def test_an_undeclared_gradient_is_absent_or_correct(case: RewardCase) -> None:
     """A reward that does not state that it is differentiable gives no gradient, or the right one.
 
     A wrong one would train without a word of warning.
 
     If it fails: cut the graph (`images.detach()`, or `no_grad` around the score).
     """
-    _needs_pixels(bench)
-    if Cap.REWARD_DIFFERENTIABLE in bench.spec.capabilities:
+    _needs_pixels(case)
+    if Cap.REWARD_DIFFERENTIABLE in case.spec.capabilities:
         raise NotApplicable("the reward promises its gradient, which is a claim of its own")
-    with bench.reward() as reward:
-        for samples in bench.batches():
-            bench.score(reward, samples)
+    with case.reward() as reward:
+        for samples in case.batches():
+            case.score(reward, samples)
             try:
-                result = _slopes(bench, reward, samples)
+                result = _slopes(case, reward, samples)
             except (RuntimeError, ValueError, TypeError, UniRLError):
                 # It scores these samples, and rejects them with a gradient: that is no wrong one.
                 continue
             if result is not None:
                 slopes, differences, dtype = result
-                bench.record("gradient error", _error(slopes, differences), bound=BOUND[dtype])
+                case.record("gradient error", _error(slopes, differences), bound=BOUND[dtype])
 
 
-def _needs_pixels(bench: RewardBench) -> None:
-    if not bench.has_pixels:
-        raise NotApplicable(f"the reward scores {bench.spec.media}, which has no pixels")
+def _needs_pixels(case: RewardCase) -> None:
+    if not case.has_pixels:
+        raise NotApplicable(f"the reward scores {case.spec.media}, which has no pixels")
 
 
-def _slopes(bench: RewardBench, reward: Reward, samples: ScoreInput) -> tuple[Tensor, Tensor, torch.dtype] | None:
+def _slopes(case: RewardCase, reward: Reward, samples: ScoreInput) -> tuple[Tensor, Tensor, torch.dtype] | None:
     """Slopes along some directions by autograd and by differences, each [DIRECTIONS]; None when the graph is cut.
 
     The function is a weighted sum of the scores, so that scores of a group may depend on each other.
@@ -76,12 +76,12 @@ def _slopes(bench: RewardBench, reward: Reward, samples: ScoreInput) -> tuple[Te
     random = torch.Generator().manual_seed(5)
     # Away from 0 and 1, so that no difference leaves what a decoder can give.
     start = 0.1 + 0.8 * pixels_of(samples)
-    dtype = torch.float64 if _keeps_fp64(bench, reward, samples, start) else torch.float32
+    dtype = torch.float64 if _keeps_fp64(case, reward, samples, start) else torch.float32
     start = start.to(dtype)
     weights = (0.5 + torch.rand(len(samples.sample_ids), generator=random, dtype=torch.float64)).to(start.device)
 
     def total(pixels: Tensor) -> Tensor:
-        scores = reward.score(with_media(samples, pixels, media=bench.spec.media))
+        scores = reward.score(with_media(samples, pixels, media=case.spec.media))
         values, has_score = scores.values.double(), flags_of(scores).to(scores.values.device)
         return (values * weights.to(values.device))[has_score].sum()
 
@@ -106,12 +106,12 @@ def _slopes(bench: RewardBench, reward: Reward, samples: ScoreInput) -> tuple[Te
     return slopes, tried[best], dtype
 
 
-def _keeps_fp64(bench: RewardBench, reward: Reward, samples: ScoreInput, start: Tensor) -> bool:
+def _keeps_fp64(case: RewardCase, reward: Reward, samples: ScoreInput, start: Tensor) -> bool:
     """Whether the reward computes in fp64 when the pixels are. Roles promise fp32 alone."""
     with torch.no_grad():
         try:
             one, other = (
-                reward.score(with_media(samples, start.double() + shift, media=bench.spec.media)).values
+                reward.score(with_media(samples, start.double() + shift, media=case.spec.media)).values
                 for shift in (0.0, 1e-10)
             )
         except (RuntimeError, ValueError, TypeError, UniRLError):

@@ -1,4 +1,4 @@
-"""What a score depends on: on the sample itself, and on nothing else."""
+"""Scores depend on the sample itself, and on nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.reward import RewardBench, flags_of, pictures, pixels_of, with_media
+from unirl.conformance.fixtures.reward import RewardCase, flags_of, pictures, pixels_of, with_media
 from unirl.conformance.verdicts import NotApplicable, NotRun
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.capability import Cap
@@ -18,14 +18,14 @@ WEIGHTS = (0.25, -3.0)
 
 
 @claim("reward")
-def test_every_sample_gets_one_finite_score(bench: RewardBench) -> None:
+def test_every_sample_gets_one_finite_score(case: RewardCase) -> None:
     """Each of N samples gets one finite number, unless it has no score: `values` is a tensor [N] in fp32.
 
     If it fails: look at the end of `score`: `squeeze()` on a batch of one, a trailing dimension of 1, values in bf16
     or fp64, a division by a spread that may be 0.
     """
-    with bench.reward() as reward:
-        for samples in bench.batches():
+    with case.reward() as reward:
+        for samples in case.batches():
             scores = reward.score(samples)
             values = scores.values
             rows = len(samples.sample_ids)
@@ -38,50 +38,50 @@ def test_every_sample_gets_one_finite_score(bench: RewardBench) -> None:
 
 
 @claim("reward")
-def test_scores_go_with_their_samples(bench: RewardBench) -> None:
+def test_scores_go_with_their_samples(case: RewardCase) -> None:
     """Samples in another order get the same scores in that order: rows of a rollout may stand anywhere.
 
     If it fails: look for something that is counted by row (a seed or a baseline by index), for results of several
     workers that are joined in the order in which they end, for sorting that is not undone.
     """
-    with bench.reward() as reward:
-        for samples in bench.batches():
+    with case.reward() as reward:
+        for samples in case.batches():
             order = torch.randperm(len(samples.sample_ids), generator=torch.Generator().manual_seed(3)).tolist()
-            expected = _picked(bench.score(reward, samples), order)
-            bench.same("moved by another order", bench.score(reward, samples.select(order)), expected)
+            expected = _picked(case.score(reward, samples), order)
+            case.same("moved by another order", case.score(reward, samples.select(order)), expected)
 
 
 @claim("reward", proves=Cap.REWARD_SAMPLE)
-def test_a_sample_scores_the_same_in_any_batch(bench: RewardBench) -> None:
+def test_a_sample_scores_the_same_in_any_batch(case: RewardCase) -> None:
     """One by one, samples get the scores that they get together: batch sizes and ranks do not change what is learned.
 
     If it fails: look for statistics over the batch (a mean that is subtracted, batch norm in training mode), padding
     that is not masked, a dependence on the group.
     """
-    with bench.reward() as reward:
-        for samples in bench.batches():
-            together = bench.score(reward, samples)
-            alone = [bench.score(reward, samples.select([row])) for row in range(len(samples.sample_ids))]
-            bench.same("moved by the batch", _joined(alone), together)
+    with case.reward() as reward:
+        for samples in case.batches():
+            together = case.score(reward, samples)
+            alone = [case.score(reward, samples.select([row])) for row in range(len(samples.sample_ids))]
+            case.same("moved by the batch", _joined(alone), together)
 
 
 @claim("reward", proves=Cap.REWARD_GROUP)
-def test_a_group_scores_the_same_in_any_batch(bench: RewardBench) -> None:
-    """What a group gets depends on its own samples, wherever their rows stand and whatever else is in the batch.
+def test_a_group_scores_the_same_in_any_batch(case: RewardCase) -> None:
+    """The scores of a group depend on its own samples, wherever their rows stand and whatever else is in the batch.
 
     If it fails: compare samples by `group_ids`, not by their place in the batch, and take no statistics over all rows.
     """
-    with bench.reward() as reward:
-        for samples in bench.batches():
-            together = bench.score(reward, samples)
+    with case.reward() as reward:
+        for samples in case.batches():
+            together = case.score(reward, samples)
             groups = [_rows_of(samples, group) for group in dict.fromkeys(samples.group_ids)]
-            alone = [bench.score(reward, samples.select(rows)) for rows in groups]
+            alone = [case.score(reward, samples.select(rows)) for rows in groups]
             expected = [_picked(together, rows) for rows in groups]
-            bench.same("moved by other groups", _joined(alone), _joined(expected))
+            case.same("moved by other groups", _joined(alone), _joined(expected))
 
 
 @claim("reward")
-def test_a_sample_has_a_score_in_every_batch_or_in_none(bench: RewardBench) -> None:
+def test_a_sample_has_a_score_in_every_batch_or_in_none(case: RewardCase) -> None:
     """`scored` is a tensor [N] of bool and says the same of a sample in any order and in any batch: which samples are
     left out of training depends on nothing but the sample, or its group.
 
@@ -89,9 +89,9 @@ def test_a_sample_has_a_score_in_every_batch_or_in_none(bench: RewardBench) -> N
     another order, and for a batch that is given up because one sample of it failed.
     """
     leaves_out = False
-    by_group = Cap.REWARD_GROUP in bench.spec.capabilities
-    with bench.reward() as reward:
-        for samples in bench.batches():
+    by_group = Cap.REWARD_GROUP in case.spec.capabilities
+    with case.reward() as reward:
+        for samples in case.batches():
             count = len(samples.sample_ids)
             scored = reward.score(copy.deepcopy(samples)).scored
             if scored is not None:
@@ -99,11 +99,11 @@ def test_a_sample_has_a_score_in_every_batch_or_in_none(bench: RewardBench) -> N
                 assert isinstance(scored, torch.Tensor), f"`scored` is a {type(scored).__name__}, no tensor"
                 result = f"{scored.dtype} {list(scored.shape)}"
                 assert result == f"torch.bool [{count}]", f"`scored` is {result} for {count} samples, not of bool [N]"
-            together = flags_of(bench.score(reward, samples))
+            together = flags_of(case.score(reward, samples))
             order = torch.randperm(count, generator=torch.Generator().manual_seed(3)).tolist()
             groups = [_rows_of(samples, group) for group in dict.fromkeys(samples.group_ids)]
             for rows in [order, *(groups if by_group else [[row] for row in range(count)])]:
-                result = flags_of(bench.score(reward, samples.select(rows)))
+                result = flags_of(case.score(reward, samples.select(rows)))
                 assert torch.equal(result, together[rows]), (
                     f"of samples {rows} `scored` is {together[rows].tolist()} in the whole batch, "
                     f"and {result.tolist()} where they come alone in this order"
@@ -113,24 +113,24 @@ def test_a_sample_has_a_score_in_every_batch_or_in_none(bench: RewardBench) -> N
 
 
 @claim("reward")
-def test_scores_lie_in_the_stated_range(bench: RewardBench) -> None:
+def test_scores_lie_in_the_stated_range(case: RewardCase) -> None:
     """No score leaves the `range` of the spec: thresholds, weights and plots are chosen by it.
 
     If it fails: state the range that the scores have, at every setting of the config, or bring them to the stated one.
     """
-    low, high = bench.spec.range
+    low, high = case.spec.range
     if math.isinf(low) and math.isinf(high):
         raise NotApplicable("the spec bounds the scores on neither side")
     # A mean or a sum of fp32 numbers may pass an exact bound by its rounding.
     slack = 1e-6 * max(1.0, *(abs(bound) for bound in (low, high) if math.isfinite(bound)))
-    with bench.reward() as reward:
-        for samples in [*bench.batches(), *bench.batches(seed=1)]:
+    with case.reward() as reward:
+        for samples in [*case.batches(), *case.batches(seed=1)]:
             tried = [samples]
-            if bench.has_pixels:
-                corners = [pixels.to(bench.device) for pixels in _corners(samples)]
-                tried += [with_media(samples, pixels, media=bench.spec.media) for pixels in corners]
+            if case.has_pixels:
+                corners = [pixels.to(case.device) for pixels in _corners(samples)]
+                tried += [with_media(samples, pixels, media=case.spec.media) for pixels in corners]
             for batch in tried:
-                scores = bench.score(reward, batch)
+                scores = case.score(reward, batch)
                 values = scores.values[flags_of(scores)]
                 if not values.numel():
                     continue
@@ -141,43 +141,43 @@ def test_scores_lie_in_the_stated_range(bench: RewardBench) -> None:
 
 
 @claim("reward")
-def test_different_samples_get_different_scores(bench: RewardBench) -> None:
+def test_different_samples_get_different_scores(case: RewardCase) -> None:
     """Samples that differ do not all get one score: a reward that is constant teaches nothing.
 
     If it fails: give the spec `examples` that the reward can tell apart (right and wrong answers); or look for a
     rounding, a clamp or a default that swallows every difference.
     """
-    with bench.reward() as reward:
-        batches = [*bench.batches(), *bench.batches(seed=1)]
-        every = [bench.score(reward, samples) for samples in batches]
+    with case.reward() as reward:
+        batches = [*case.batches(), *case.batches(seed=1)]
+        every = [case.score(reward, samples) for samples in batches]
         values = torch.cat([scores.values[flags_of(scores)] for scores in every])
     assert bool((values != values[0]).any()), f"all {len(values)} samples got {float(values[0]):g}"
-    bench.record("spread of the scores", float(values.std(correction=0)))
+    case.record("spread of the scores", float(values.std(correction=0)))
 
 
 @claim("reward")
-def test_the_scale_is_the_same_at_every_weight(bench: RewardBench) -> None:
+def test_the_scale_is_the_same_at_every_weight(case: RewardCase) -> None:
     """A score means the same whatever `weight` the recipe gives: the loop applies weights, once, when it adds up.
 
     If it fails: take the factor `config.weight` out of the reward.
     """
-    for number in range(len(bench.batches())):
-        with bench.reward(weight=1.0) as reward:
-            plain = bench.score(reward, bench.batches()[number])
+    for number in range(len(case.batches())):
+        with case.reward(weight=1.0) as reward:
+            plain = case.score(reward, case.batches()[number])
         for weight in WEIGHTS:
-            with bench.reward(weight=weight) as reward:
-                bench.same("moved by its weight", bench.score(reward, bench.batches()[number]), plain)
+            with case.reward(weight=weight) as reward:
+                case.same("moved by its weight", case.score(reward, case.batches()[number]), plain)
 
 
 @claim("reward")
-def test_components_are_those_of_the_spec(bench: RewardBench) -> None:
+def test_components_are_those_of_the_spec(case: RewardCase) -> None:
     """The components beside the score are the spec's `parts`, each one finite number a sample: logs show them.
 
     If it fails: make the spec's `parts` and the names in `Scores.parts` the same, and give every part at every call.
     """
-    stated = sorted(bench.spec.parts)
-    with bench.reward() as reward:
-        for samples in bench.batches():
+    stated = sorted(case.spec.parts)
+    with case.reward() as reward:
+        for samples in case.batches():
             scores = reward.score(samples)
             parts = scores.parts
             assert sorted(parts) == stated, f"the parts are {sorted(parts)}; the spec names {stated}"
@@ -188,57 +188,57 @@ def test_components_are_those_of_the_spec(bench: RewardBench) -> None:
 
 
 @claim("reward")
-def test_scoring_is_deterministic(bench: RewardBench) -> None:
+def test_scoring_is_deterministic(case: RewardCase) -> None:
     """Scoring a batch twice gives the same numbers: evaluations compare two moments of a run by nothing but scores.
 
     If it fails: look for dropout or batch norm in training mode, augmentation, a random generator, statistics that a
     reward carries from one call to the next.
     """
-    with bench.reward() as reward:
-        for number, samples in enumerate(bench.batches()):
-            first = bench.score(reward, samples)
-            again = bench.score(reward, bench.batches()[number])
-            if bench.device == "cpu":
+    with case.reward() as reward:
+        for number, samples in enumerate(case.batches()):
+            first = case.score(reward, samples)
+            again = case.score(reward, case.batches()[number])
+            if case.device == "cpu":
                 rows = flags_of(first) & flags_of(again)
                 assert torch.equal(first.values[rows], again.values[rows]), (
                     f"the same samples got {first.values.tolist()}, then {again.values.tolist()}"
                 )
             # On a GPU, kernels may add in another order each time.
-            bench.same("moved by a second call", again, first)
+            case.same("moved by a second call", again, first)
 
 
 @claim("reward")
-def test_scores_do_not_depend_on_names(bench: RewardBench) -> None:
+def test_scores_do_not_depend_on_names(case: RewardCase) -> None:
     """Other samples under the same ids get scores of their own. Every evaluation of a run uses the same ids.
 
     If it fails: a cache takes the sample id, the prompt or the place in the batch for the sample; key it by content.
     """
     differs = False
-    for number, other in enumerate(bench.batches(seed=1)):
-        with bench.reward() as reward:
-            expected = bench.score(reward, other)
-        with bench.reward() as reward:
-            before = bench.score(reward, bench.batches()[number])
-            bench.same("moved by earlier ids", bench.score(reward, bench.batches(seed=1)[number]), expected)
+    for number, other in enumerate(case.batches(seed=1)):
+        with case.reward() as reward:
+            expected = case.score(reward, other)
+        with case.reward() as reward:
+            before = case.score(reward, case.batches()[number])
+            case.same("moved by earlier ids", case.score(reward, case.batches(seed=1)[number]), expected)
         differs = differs or not torch.equal(before.values, expected.values)
     if not differs:
         raise NotRun("both sets of samples get the same scores, so nothing can be told from them")
 
 
 @claim("reward")
-def test_a_reward_does_not_modify_samples(bench: RewardBench) -> None:
+def test_a_reward_does_not_modify_samples(case: RewardCase) -> None:
     """Scoring changes neither pixels nor metadata: other rewards, trackers and the update read them afterwards.
 
     If it fails: look for operations in place (`clamp_`, `mul_`, `sub_`) on the images, which also reach them through
     `detach()` and views, and for `metadata` or lists that are written to.
     """
-    with bench.reward() as reward:
-        for number, samples in enumerate(bench.batches()):
+    with case.reward() as reward:
+        for number, samples in enumerate(case.batches()):
             metadata = copy.deepcopy(samples.metadata)
             reward.score(samples)
-            before = bench.batches()[number]
+            before = case.batches()[number]
             assert samples.metadata == metadata, f"the metadata was {metadata}, now it is {samples.metadata}"
-            if bench.has_pixels:
+            if case.has_pixels:
                 assert torch.equal(pixels_of(samples), pixels_of(before)), "the pixels were changed in place"
 
 

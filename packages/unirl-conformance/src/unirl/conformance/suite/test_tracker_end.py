@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.tracker import TrackerBench
+from unirl.conformance.fixtures.tracker import TrackerCase
 from unirl.conformance.verdicts import NotRun
 
 Status = Literal["done", "stopped", "failed"]
@@ -18,7 +18,7 @@ SETTLES_S = 5.0
 
 
 @claim("tracker")
-def test_a_run_may_end_at_any_time(bench: TrackerBench) -> None:
+def test_a_run_may_end_at_any_time(case: TrackerCase) -> None:
     """A run may be done, stopped or failed, after steps or before it announced itself, and the tracker ends with it.
 
     A run that fails at once is the one whose reason a user looks for.
@@ -27,16 +27,16 @@ def test_a_run_may_end_at_any_time(bench: TrackerBench) -> None:
     every status.
     """
     for status in get_args(Status):
-        with bench.quiet_life(f"{status}-at-once") as life:
-            life.finish(status)
+        with case.unannounced_run(f"{status}-at-once") as run:
+            run.finish(status)
     for status in ("stopped", "failed"):
-        with bench.life(f"{status}-after-a-step") as life:
-            life.steps((1,))
-            life.finish(status)
+        with case.run(f"{status}-after-a-step") as run:
+            run.steps((1,))
+            run.finish(status)
 
 
 @claim("tracker")
-def test_a_tracker_leaves_nothing_running(bench: TrackerBench) -> None:
+def test_a_tracker_leaves_nothing_running(case: TrackerCase) -> None:
     """After `finish` no thread, process or open file of the run is left, so the process can end, or go on for weeks.
 
     What a library starts once for the whole process may stay, as long as it does not keep the process from ending: so
@@ -45,11 +45,11 @@ def test_a_tracker_leaves_nothing_running(bench: TrackerBench) -> None:
     If it fails: join the threads in `finish`, close the writers, and end helper processes.
     """
     before = set(threading.enumerate())
-    with bench.life("first") as first:
+    with case.run("first") as first:
         first.steps((1, 2))
         first.finish("done")
     between, helpers = set(threading.enumerate()), _children()
-    with bench.life("second") as second:
+    with case.run("second") as second:
         second.steps((1, 2))
         second.finish("done")
     for thread in set(threading.enumerate()) - between:
@@ -61,7 +61,7 @@ def test_a_tracker_leaves_nothing_running(bench: TrackerBench) -> None:
     if sys.platform != "linux":
         raise NotRun("no thread is left; child processes and open files can be looked at on Linux alone")
     assert _children() <= helpers, f"{len(_children() - helpers)} processes of the run are left"
-    opened = _open_files(bench.folder)
+    opened = _open_files(case.folder)
     assert not opened, f"files of the run are still open: {', '.join(opened)}"
 
 

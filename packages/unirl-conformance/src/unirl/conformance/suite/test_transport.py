@@ -9,22 +9,22 @@ from torch import Tensor
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.processes import marked, patience
 from unirl.conformance.doubles.rows import Rows
-from unirl.conformance.fixtures.transport import TransportBench, tensors
+from unirl.conformance.fixtures.transport import TransportCase, tensors
 from unirl.core.errors import RunFailed
 
 MAX_NAME_BYTES = 1024
 """As the role says: of a name, pickled."""
 
 
-def same_bits(found: Tensor, wanted: Tensor) -> bool:
+def same_bits(result: Tensor, expected: Tensor) -> bool:
     """Also where both are NaN; -0 and 0 differ."""
-    if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
+    if (result.dtype, result.shape) != (expected.dtype, expected.shape):
         return False
-    return torch.equal(found.contiguous().view(torch.uint8), wanted.contiguous().view(torch.uint8))
+    return torch.equal(result.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
 
 
 @claim("transport")
-def test_rows_arrive_bit_for_bit(bench: TransportBench) -> None:
+def test_rows_arrive_bit_for_bit(case: TransportCase) -> None:
     """Rows that one worker kept arrive in another one, in the driver and in the worker itself: of every dtype, bit for
     bit, whole tensors and pieces of several in the requested order.
 
@@ -32,7 +32,7 @@ def test_rows_arrive_bit_for_bit(bench: TransportBench) -> None:
     that are handed out in the order of the owner instead of the question.
     """
     given = tensors()
-    run = bench.shared_run()
+    run = case.shared_run()
     names, more = run.keep(given), run.keep([tensor.flip(0) for tensor in given])
     for tensor, name, other in zip(given, names, more, strict=True):
         cases = {
@@ -51,30 +51,30 @@ def test_rows_arrive_bit_for_bit(bench: TransportBench) -> None:
 
 
 @claim("transport")
-def test_names_are_small_and_never_reused(bench: TransportBench) -> None:
-    """What the driver passes on in place of a tensor is hashable and below 1 KiB, whatever the size of the tensor; no
-    name is given twice, not even after its tensor was dropped.
+def test_names_are_small_and_never_reused(case: TransportCase) -> None:
+    """The name that the driver passes on in place of a tensor is hashable and below 1 KiB, whatever the size of the
+    tensor; no name is given twice, not even after its tensor was dropped.
 
     If it fails: count on after `drop`, and keep shapes, bytes and addresses out of the name.
     """
-    run = bench.shared_run()
+    run = case.shared_run()
     names = [*run.keep(tensors()), *run.keep([torch.zeros(64, 4096)])]
     run.maker("drop")
     names += run.keep(tensors())
     largest = max(len(pickle.dumps(name)) for name in names)
-    bench.record("bytes of a name", float(largest), bound=float(MAX_NAME_BYTES - 1))
+    case.record("bytes of a name", float(largest), bound=float(MAX_NAME_BYTES - 1))
     assert len(set(names)) == len(names), "a name was given twice"
 
 
 @claim("transport")
-def test_rows_that_were_dropped_are_refused(bench: TransportBench) -> None:
+def test_rows_that_were_dropped_are_refused(case: TransportCase) -> None:
     """Rows of a tensor that was dropped raise a RunFailed, and never come as other rows; those that were not dropped
     can still be fetched.
 
     If it fails: forget the tensor and not its place, and look the name up before anything is read.
     """
     first, second = tensors()[0], tensors()[1]
-    run = bench.shared_run()
+    run = case.shared_run()
     (gone,), (kept,) = run.keep([first]), run.keep([second])
     run.maker("drop", [gone])
     try:
@@ -94,7 +94,7 @@ def test_rows_that_were_dropped_are_refused(bench: TransportBench) -> None:
 
 
 @claim("transport")
-def test_bytes_are_counted(bench: TransportBench) -> None:
+def test_bytes_are_counted(case: TransportCase) -> None:
     """The counts say how many bytes are held, how many left and how many came: they are the run's account of where its
     data went.
 
@@ -102,7 +102,7 @@ def test_bytes_are_counted(bench: TransportBench) -> None:
     """
     given = tensors()[:3]
     size = sum(tensor.nbytes for tensor in given)
-    run = bench.shared_run()
+    run = case.shared_run()
     maker, taker = run.counts()
     names = run.keep(given)
     held = run.counts()[0].bytes_held
@@ -117,12 +117,12 @@ def test_bytes_are_counted(bench: TransportBench) -> None:
 
 
 @claim("transport")
-def test_closed_transports_leave_nothing_behind(bench: TransportBench) -> None:
+def test_closed_transports_leave_nothing_behind(case: TransportCase) -> None:
     """Every transport can be closed twice; once all are, and their processes have ended, nothing of the run is left.
 
     If it fails: end in the driver's `close` what its `build` started, and remember that it was done.
     """
-    with bench.run() as run:
+    with case.run() as run:
         run.keep(tensors())
         for process in run.all:
             process("close")
