@@ -16,6 +16,6 @@ __all__ = ["unirl_check_plan"]
 
 @hookimpl
 def unirl_check_plan(plan: Plan) -> Iterable[Reason]:
-    from .diffusion.sampler_check import plan_problems
+    from .diffusion.plan_check import plan_problems
 
     return plan_problems(plan)

@@ -6,18 +6,20 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..errors import DataError
 from ..names import shortened
 from ..types.data import MediaRef, Prompt
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 __all__ = ["PromptOrder", "kind_of", "read_prompts"]
 
-Indices = NDArray[np.int64]
+# Composing a recipe reads its prompts and draws no order, so it does not wait for numpy.
+Indices: TypeAlias = "NDArray[np.int64]"
 
 FORMATS = (".txt", ".jsonl", ".json")
 REMOTE = ("http://", "https://", "s3://", "gs://")
@@ -104,6 +106,8 @@ class PromptOrder:
 
     def step(self, step: int) -> tuple[int, ...]:
         """Indices of the prompts of a step, counted from 0."""
+        import numpy as np
+
         if step < 0:
             raise ValueError(f"got step {step}, expected 0 or more; steps count from 0.")
         first = step * self.prompts_per_step
@@ -115,6 +119,8 @@ class PromptOrder:
 
     def spare(self, step: int) -> tuple[int, ...]:
         """Indices of the prompts that are not in a step, in a random order drawn for that step."""
+        import numpy as np
+
         chosen = np.array(self.step(step), dtype=np.int64)
         others = _without(np.arange(self.num_prompts), chosen)
         bits = np.random.Philox(key=np.array([self.seed % 2**64, 2**63 + step], dtype=np.uint64))
@@ -122,6 +128,8 @@ class PromptOrder:
 
     def _epoch(self, epoch: int) -> Indices:
         """Order of one epoch. It depends on the one before only through the step that both share."""
+        import numpy as np
+
         if not self.shuffle:
             return np.arange(self.num_prompts)
         # Epochs that begin with a step depend on none before; there is one at least every `prompts_per_step` epochs.
@@ -139,6 +147,8 @@ class PromptOrder:
 
     def _draw(self, epoch: int, shared: Indices | None) -> Indices:
         """A uniform order among those whose first rows, which complete a step that has `shared`, avoid `shared`."""
+        import numpy as np
+
         bits = np.random.Philox(key=np.array([self.seed % 2**64, epoch], dtype=np.uint64))
         order = _permuted(np.arange(self.num_prompts), bits)
         if shared is None:
@@ -148,6 +158,8 @@ class PromptOrder:
 
 
 def _without(order: Indices, left_out: Indices) -> Indices:
+    import numpy as np
+
     keep = np.ones(int(order.max()) + 1, dtype=np.bool_)
     keep[left_out] = False
     return order[keep[order]]
@@ -155,6 +167,8 @@ def _without(order: Indices, left_out: Indices) -> Indices:
 
 def _permuted(values: Indices, bits: np.random.Philox) -> Indices:
     """Sorted by raw random words: NumPy keeps those for ever, while its `permutation` may change between versions."""
+    import numpy as np
+
     return values[np.argsort(bits.random_raw(len(values)), kind="stable")]
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import RewardFailed
 from ..types.array import Array
 from ..types.batch import Batch, rows
-from ..types.inputs import Inputs
-from ..types.media import Media, MediaKind
 
 if TYPE_CHECKING:
+    from ..types.inputs import Inputs
+    from ..types.media import Media, MediaKind
     from ..types.track import Status, Track
 
 __all__ = ["GradientScore", "Reward", "ScoreInput", "Scores"]

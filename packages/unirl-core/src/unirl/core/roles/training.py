@@ -6,13 +6,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..types.array import Array
 from .absent import absent
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..specs.config import TrainConfig
     from ..types.track import Track
     from .engine import WeightUpdate
