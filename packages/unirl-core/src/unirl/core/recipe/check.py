@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from ..errors import RecipeError
 from ..names import did_you_mean
@@ -146,11 +146,23 @@ def check_keys(config: DictConfig, slots: Mapping[str, Slot]) -> None:
 
 def check_missing(config: DictConfig) -> None:
     """Refuse a recipe with mandatory values that are not set."""
-    missing = sorted(OmegaConf.missing_keys(config))
+    # Not `OmegaConf.missing_keys`, which resolves every value to look at it.
+    missing = sorted(_missing(OmegaConf.to_container(config), ""))
     if missing:
         given = " ".join(f"{key}=..." for key in missing)
         what = "this value" if len(missing) == 1 else "these values"
         raise RecipeError(f"{', '.join(missing)}: the recipe has no default for {what}; add {given}")
+
+
+def _missing(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, one in cast("dict[Any, Any]", value).items():
+            yield from _missing(one, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for number, one in enumerate(cast("list[Any]", value)):
+            yield from _missing(one, f"{path}[{number}]")
+    elif value == MISSING:
+        yield path
 
 
 def _check_place(slot: Slot) -> None:

@@ -93,13 +93,13 @@ def compose_config(
             chosen_in = _chosen_in(listed)
             exchanged = exchanges(listed.defaults, chosen_in=chosen_in, config_class=partial(config_class, catalog))
             with exchanging(exchanged) as left_out:
+                if exchanged:
+                    loader.reload()
+                layers = layers_of(listed.defaults, load=loader.loaded, overrides=loader.overrides, chosen_in=chosen_in)
                 config = loader.composed()
-                with open_dict(config):
-                    for key in emptied:
-                        config[key] = {}
-                layers = layers_of(
-                    listed.defaults, sources=loader.searched, overrides=loader.overrides, chosen_in=chosen_in
-                )
+            with open_dict(config):
+                for key in emptied:
+                    config[key] = {}
             for_others = _for_other_algorithms(exchanged, overrides, catalog)
         except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
             raise explain(error, recipe=recipe.name, catalog=catalog) from error

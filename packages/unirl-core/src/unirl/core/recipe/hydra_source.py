@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
 
 __all__ = [
+    "PARTS",
     "ROOT",
     "SAMPLING",
     "SCHEMA",
@@ -53,6 +54,8 @@ __all__ = [
     "sources",
 ]
 
+PARTS = "unirl"
+"""Provider of the options of part groups, as Hydra calls the owner of a config."""
 SCHEMA = "unirl"
 """The schema of a recipe, first in every defaults list: `- /unirl`."""
 ROOT = "_recipe_"
@@ -145,13 +148,19 @@ class Loader(ConfigLoaderImpl):
         self.listed = create_defaults_list(self._files, ROOT, parsed, prepend_hydra=False, skip_missing=False)
         self.overrides = [override for override in parsed if not override.is_hydra_override()]
         """Those that concern the recipe."""
-        self.searched = self._files.get_sources()
+
+    def reload(self) -> None:
+        """Load every file again: inside `exchanging()`, without what it leaves out."""
+        self._files.cache.clear()
+
+    def loaded(self, path: str) -> ConfigResult:
+        """The config of an entry of the list. `composed()` merges the others into it."""
+        result = self._files.load_config(path)
+        assert result is not None, f"{path} is in the defaults list and was loaded for it"
+        return result
 
     def composed(self) -> DictConfig:
-        """The files of the list, merged, with the overrides; what `exchanging()` leaves out is not in it."""
-        active = _active.get()
-        if active is not None and active.exchanged:
-            self._files.cache.clear()
+        """The files of the list, merged, with the overrides."""
         config = self._compose_config_from_defaults_list(self.listed.defaults, repo=self._files)
         OmegaConf.set_struct(config, True)
         settings = [override for override in self.listed.config_overrides if not override.is_hydra_override()]
@@ -163,7 +172,7 @@ class UniRLSearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         active = _active.get()
         if active is not None:
-            search_path.append(provider="unirl", path="unirl://parts")
+            search_path.append(provider=PARTS, path="unirl://parts")
             for root in active.roots:
                 search_path.append(provider=root.owner or "recipes", path=f"recipes://{root.folder}")
 
@@ -278,7 +287,7 @@ class RecipesSource(ConfigSource):
 
 
 def _structured(schema: type[Any]) -> DictConfig:
-    """A config of its own. Hydra asks for each several times, and a copy takes a third of the time."""
+    """A config of its own, since Hydra merges into it. Composing again copies it, in a third of the time."""
     return deepcopy(_first(schema))
 
 
@@ -289,7 +298,9 @@ def _first(schema: type[Any]) -> DictConfig:
 
 @lru_cache(maxsize=256)
 def _parsed(file: Path, text: str) -> DictConfig | ListConfig:
-    _check_size(file, text)
+    # Every value but one of an alias takes a character of its own.
+    if "*" in text or len(text) >= MAX_VALUES:
+        _check_size(file, text)
     return OmegaConf.create(text)
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, cast
 
 from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.types import Override
-from hydra.plugins.config_source import ConfigSource
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
 from ..specs.plan import Origin, leaves
 from .files import PART_GROUPS
-from .hydra_source import ROOT, SCHEMA, PartsSource
+from .hydra_source import PARTS, ROOT, SCHEMA
 
 __all__ = ["Layer", "Slot", "layers_of", "origin_below", "origin_of", "trace"]
 
@@ -45,13 +45,13 @@ class Layer:
 def layers_of(
     defaults: Iterable[ResultDefault],
     *,
-    sources: Sequence[ConfigSource],
+    load: Callable[[str], ConfigResult],
     overrides: Sequence[Override],
     chosen_in: Mapping[str, str | None],
 ) -> list[Layer]:
     """The layers of a composition, in the order in which Hydra merges them.
 
-    sources: in search order.  overrides: of the command line, parsed.
+    load: the config of a path, not merged with any other yet.  overrides: of the command line, parsed.
     chosen_in: override key of a group -> the file whose `override` decided it, None when the command line did.
     """
     # A group given a mapping (`model={path: x}`) sets values; it does not choose an option.
@@ -62,10 +62,10 @@ def layers_of(
         path = cast(str, default.config_path)
         if path == ROOT:
             continue
-        source = next(source for source in sources if source.is_config(path))
-        config = cast(DictConfig, source.load_config(path).config)
+        loaded = load(path)
+        config = cast(DictConfig, loaded.config)
         package = default.package or ""
-        if isinstance(source, PartsSource):
+        if loaded.provider == PARTS:
             layers.append(_part_layer(config, path, package, _chooser(default, choices, chosen_in)))
         else:
             values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
