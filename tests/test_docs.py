@@ -92,7 +92,7 @@ def test_a_command_that_a_page_shows_is_accepted(
         if "--tier" not in words:
             words = [*words, "--tier", "static"]
         if not any(word.startswith("--") and word.removeprefix("--") in ("plugin", *KINDS) for word in words):
-            words = [*words, "--plugin", "unirl-conformance"]
+            words = [*words, "--plugin", "unirl-tools"]
     with pytest.raises(SystemExit) as caught:
         main(words)
     # `doctor` may have a finding about this machine.

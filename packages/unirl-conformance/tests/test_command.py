@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from report_samples import rich_report, small_report
 
 Cli = Callable[..., tuple[int, str, str]]
-STATIC = ("--tier", "static", "--plugin", "unirl-conformance")
+STATIC = ("--tier", "static", "--plugin", "unirl-tools")
 """The quickest run that there is: no part is built."""
 CLAIM = "the-plugin-loads"
 """A claim about plugins that takes a millisecond."""
@@ -54,7 +54,7 @@ def test_static_claims_run_and_all_reports_are_written(cli: Cli, tmp_path: Path)
     code, out, _ = cli(*STATIC, "--report", folder)
     report = load(folder / "conformance.json")
     assert code == report.exit_code
-    assert {outcome.subject for outcome in report.outcomes} == {"unirl-conformance"}
+    assert {outcome.subject for outcome in report.outcomes} == {"unirl-tools"}
     assert {claim_kinds()[claim.name] for claim in report.claims} == {"plugin"}
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert names == {"conformance.json", "conformance.html", "MATRIX.md", "junit.xml"}
@@ -69,10 +69,10 @@ def test_json_is_all_that_stands_on_stdout_and_progress_is_on_stderr(cli: Cli) -
     code, out, err = cli(*STATIC, "--json", "--claim", CLAIM)
     result = json.loads(out)
     assert (code, result["schema"]) == (0, SCHEMA)
-    assert result["selection"] == ["--plugin=unirl-conformance", f"--claim={CLAIM}"]
-    assert result["results"] == {"cpu": {"plugin": {"unirl-conformance": {CLAIM: "pass"}}}}
+    assert result["selection"] == ["--plugin=unirl-tools", f"--claim={CLAIM}"]
+    assert result["results"] == {"cpu": {"plugin": {"unirl-tools": {CLAIM: "pass"}}}}
     test = CLAIM.replace("-", "_")
-    assert re.search(rf"^test_plugin\w*\.py::test_{test}\[unirl-conformance\] PASSED +\[100%\]$", err, re.MULTILINE)
+    assert re.search(rf"^test_plugin\w*\.py::test_{test}\[unirl-tools\] PASSED +\[100%\]$", err, re.MULTILINE)
     code, out, err = cli(*STATIC, "--claim", CLAIM)
     assert code == 0 and "PASSED" not in out and "PASSED" in err
 
@@ -157,7 +157,7 @@ def test_flags_of_pytest_go_after_two_dashes(cli: Cli) -> None:
     assert "--no-such-flag" in out + err
     code, out, _ = cli(*STATIC, "--json", "--", "-k", CLAIM.replace("-", "_"))
     assert code == 0
-    assert json.loads(out)["results"]["cpu"]["plugin"]["unirl-conformance"].keys() == {CLAIM}
+    assert json.loads(out)["results"]["cpu"]["plugin"]["unirl-tools"].keys() == {CLAIM}
 
 
 def test_someone_who_stops_it_sees_no_traceback(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,12 @@ def test_every_plugin_meets_a_clean_interpreter(tmp_path: Path, monkeypatch: pyt
     assert result["ends"].error == "the interpreter ended with 7"
 
 
-def test_what_adding_commands_and_listing_parts_imports_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_of_commands_and_of_listing_parts_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fresh_command.py").write_text("import xmlrpc\ncommand = None\n", encoding="utf-8")
+    info = tmp_path / "planted-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[unirl.commands]\ngreet = fresh_command:command\n", encoding="utf-8")
     (tmp_path / "fresh_settings.py").write_text("import sqlite3\n", encoding="utf-8")
     code = """
 from unirl.core.plugins.hookspec import hookimpl
@@ -91,12 +96,8 @@ from unirl.core.specs.spec import EngineSpec
 def unirl_engines():
     import decimal
     return [EngineSpec(name="x", summary="s", build="m:b", config="fresh_settings:Config")]
-
-@hookimpl
-def unirl_commands(cli):
-    import xmlrpc
 """
     steps = imported(tmp_path, monkeypatch, listed=code)["listed"].loaded
     assert "decimal" in steps["calling its hooks that list parts"]
-    assert "xmlrpc" in steps["adding its commands"]
+    assert "xmlrpc" in steps["importing its command 'greet'"]
     assert "sqlite3" in steps["importing fresh_settings"]

@@ -6,16 +6,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
-import click
 import pytest
 from unirl.core.errors import PluginBroken, PluginConflict, PluginNotFound
 from unirl.core.limits import Reason
 from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.entry_points import entry_points
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.plugins.loading import PluginRecord
 from unirl.core.plugins.registry import KnownPart, Registry
@@ -240,6 +241,21 @@ def test_disabling_what_is_not_installed_is_an_error(installed: Install) -> None
         Catalog.discover(group=GROUP, disabled=["goodd"])
 
 
+def test_a_dist_with_commands_alone_can_be_disabled(installed: Install) -> None:
+    installed("gallery", group="unirl.commands")
+    assert [record.name for record in Catalog.discover(group=GROUP, disabled=["gallery"]).records] == ["good"]
+
+
+def test_entry_points_that_cannot_be_read_hide_those_of_no_other_dist(installed: Install, tmp_path: Path) -> None:
+    """Those of every dist here, by the library that reads them for everyone else."""
+    groups = ("unirl.v1", "unirl.commands", "unirl.recipes", "unirl.assets", "console_scripts", "pytest11")
+    expected = {group: {(one.name, one.value) for one in metadata.entry_points(group=group)} for group in groups}
+    assert all(expected.values())
+    installed("bad", "")
+    (tmp_path / "bad-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe not text")
+    assert {group: {(one.name, one.value) for one in entry_points(group)} for group in groups} == expected
+
+
 def test_a_part_of_a_broken_plugin_is_an_error_only_when_asked_for(installed: Install) -> None:
     installed("bad", "\n@hookimpl\ndef unirl_trackers():\n    return [tracker('x'), 3]")
     catalog = Catalog.discover(group=GROUP)
@@ -412,19 +428,6 @@ def test_an_observer_that_raises_is_recorded_once_and_the_others_see_every_event
         catalog.emit(Event(kind="step", step=step))
     assert seen == [0, 1, 2]
     assert [(failure.dist, failure.hook) for failure in catalog.failures] == [("bad", "unirl_event")]
-
-
-def test_plugins_add_commands_but_take_none_away() -> None:
-    ours = click.Command("train")
-    group = click.Group("unirl", commands={"train": ours})
-    mine = SimpleNamespace(unirl_commands=hookimpl(lambda cli: cli.add_command(click.Command("mine"))))
-    thief = SimpleNamespace(unirl_commands=hookimpl(lambda cli: cli.add_command(click.Command("train"))))
-    bad = SimpleNamespace(unirl_commands=hookimpl(lambda cli: raising()))
-    catalog = Catalog.of({"a-bad": bad, "b-thief": thief, "c-mine": mine})
-    catalog.add_commands(group)
-    assert sorted(group.commands) == ["mine", "train"]
-    assert group.commands["train"] is ours
-    assert [failure.plugin for failure in catalog.failures] == ["a-bad", "b-thief"]
 
 
 def test_a_plugin_may_be_a_module() -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import click
 import pytest
 import yaml
-from unirl.core.cli import COMMANDS, main
+from unirl.core.cli import main
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.plugins.entry_points import COMMANDS_GROUP, entry_points
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import leaves
 from unirl.core.types.event import Event
@@ -56,30 +54,98 @@ def test_help_and_lists_import_nothing_heavy(args: list[str]) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_help_shows_every_command_and_those_of_plugins(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+CORE = {"compose", "plugins", "recipes"}
+GREET = """
+import click
+
+@click.command(help="Say hello.")
+def command():
+    click.echo("hello")
+"""
+
+
+@pytest.fixture
+def install_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """`install_commands(dist, code, "name", ...)` installs a dist with these commands, each `command` of one module."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def install(dist: str, code: str, *names: str, more: str = "") -> None:
+        module = f"planted_{dist.replace('-', '_')}"
+        (tmp_path / f"{module}.py").write_text(code, encoding="utf-8")
+        info = tmp_path / f"{dist.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.0\n", encoding="utf-8")
+        lines = "".join(f"{name} = {module}:command\n" for name in names)
+        (info / "entry_points.txt").write_text(f"[unirl.commands]\n{lines}{more}", encoding="utf-8")
+
+    yield install
+    for name in set(sys.modules) - before:
+        if name.startswith("planted_"):
+            del sys.modules[name]
+
+
+def test_help_shows_the_commands_of_every_dist(cli: Cli, install_commands: Callable[..., None]) -> None:
+    install_commands("acme", GREET, "greet")
+    code, out, _ = cli("--help")
+    rows = dict(line.split(maxsplit=1) for line in out.partition("Commands:")[2].splitlines() if line[2:3].strip())
+    assert code == 0 and rows["greet"] == "Say hello." and rows.keys() >= CORE
+    assert cli("greet") == (0, "hello\n", "")
+
+
+def test_help_imports_commands_and_no_plugin(install_commands: Callable[..., None], tmp_path: Path) -> None:
+    install_commands("acme", GREET, "greet", more="[unirl.v1]\nacme = planted_plugin\n")
+    (tmp_path / "planted_plugin.py").write_text("raise RuntimeError", encoding="utf-8")
+    code = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from unirl.core.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "plugins = [name for name in sys.modules if name.rpartition('.')[2] in ('plugin', 'planted_plugin')]\n"
+        "assert 'planted_acme' in sys.modules and not plugins, plugins\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("raise RuntimeError('no licence')", "importing 'planted_acme' raised RuntimeError: no licence"),
+        ("import planted_gone", "needs 'planted_gone', which is not installed"),
+        ("command = 3", "its entry point names 'planted_acme:command', expected a click command."),
+    ],
+)
+def test_a_broken_command_hides_no_other_and_says_why(
+    cli: Cli, install_commands: Callable[..., None], code: str, says: str
 ) -> None:
-    @hookimpl
-    def unirl_commands(cli: click.Group) -> None:
-        @cli.command("greet", help="Say hello.")
-        def greet() -> None:
-            click.echo("hello")
+    install_commands("acme", code, "greet")
+    exit_code, _, err = cli("greet")
+    assert exit_code == 3 and "error: command 'greet' of acme 1.0: " in err and says in err
+    exit_code, out, _ = cli("--help")
+    assert exit_code == 0 and "command 'greet' of acme 1.0: " in " ".join(out.split())
+    assert all(f"\n  {name} " in out for name in CORE)
 
-        @cli.command("train", help="Something else.")
-        def train() -> None:
-            click.echo("not ours")
 
-    catalog = Catalog.of({"acme": SimpleNamespace(unirl_commands=unirl_commands)})
-    monkeypatch.setattr(Catalog, "discover", lambda: catalog)
-    monkeypatch.setattr("unirl.core.cli.cli.commands", {})
-    for args, expected in ((["--help"], "Say hello."), (["greet"], "hello")):
-        with pytest.raises(SystemExit) as caught:
-            main(args)
-        text, notes = capsys.readouterr()
-        assert "ignored a plugin's command 'train'" in notes or args != ["--help"]
-        assert "Something else." not in text
-        assert caught.value.code == 0 and expected in text
-        assert expected == "hello" or all(name in text for name in COMMANDS)
+def test_two_dists_with_one_command_conflict_only_when_it_is_used(
+    cli: Cli, install_commands: Callable[..., None]
+) -> None:
+    install_commands("acme", GREET, "compose")
+    code, _, err = cli("compose", "quickstart")
+    assert code == 3 and "error: command 'compose': provided by acme 1.0 and unirl-core " in err
+    assert "Uninstall one of them" in err
+    assert cli("recipes")[0] == 0
+    code, out, _ = cli("--help")
+    assert code == 0 and "command 'compose': provided by acme 1.0" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("name", ["acme", "Acme.Plugin"])
+def test_commands_of_a_disabled_plugin_are_not_there(
+    cli: Cli, install_commands: Callable[..., None], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    install_commands("acme-plugin", GREET, "greet", more="[unirl.v1]\nacme = planted_plugin\n")
+    monkeypatch.setenv("UNIRL_DISABLE", name)
+    assert cli("greet")[0] == 2 and "greet" not in cli("--help")[1]
 
 
 def test_a_misspelt_command_is_wrong_use_and_gets_a_suggestion(cli: Cli) -> None:
@@ -87,10 +153,16 @@ def test_a_misspelt_command_is_wrong_use_and_gets_a_suggestion(cli: Cli) -> None
     assert code == 2 and "did you mean 'train'?" in err
 
 
-def test_a_command_of_a_plugin_that_is_not_installed_gets_its_install_line(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("unirl.core.cli.cli.commands", {})
+@pytest.fixture
+def only_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no dist but unirl-core was installed."""
+    points = [point for point in entry_points(COMMANDS_GROUP) if point.dist == "unirl-core"]
+    monkeypatch.setattr("unirl.core.cli.commands.entry_points", lambda group: points)
+
+
+@pytest.mark.usefixtures("only_core")
+def test_a_command_that_is_not_installed_gets_its_install_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unirl.core.plugins.dists.installed_version", lambda dist: None)
     code, _, err = cli("conformance", "--plugin", "acme")
     assert code == 3
     assert err == "error: command 'conformance' is not installed. Install it: `pip install unirl-conformance`.\n"
@@ -98,16 +170,14 @@ def test_a_command_of_a_plugin_that_is_not_installed_gets_its_install_line(
     assert code == 2 and "did you mean 'conformance'?" in err
 
 
-def test_a_command_of_a_plugin_that_did_not_load_says_why(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    catalog = Catalog.of({"unirl-conformance": SimpleNamespace(unirl_commands=lambda cli: None)})
-    monkeypatch.setattr(Catalog, "discover", lambda: catalog)
-    monkeypatch.setattr("unirl.core.cli.cli.commands", {})
-    with pytest.raises(SystemExit) as caught:
-        main(["conformance"])
-    assert caught.value.code == 3
-    assert "plugin 'unirl-conformance' (unirl-conformance 0) is broken: 'unirl_commands'" in capsys.readouterr().err
+@pytest.mark.usefixtures("only_core")
+def test_an_installed_dist_without_a_known_command_is_to_be_upgraded(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unirl.core.plugins.dists.installed_version", lambda dist: "0.0.1")
+    code, _, err = cli("league", "quickstart")
+    assert code == 3
+    assert err == "error: command 'league': unirl-league 0.0.1 is installed but does not provide it; upgrade it.\n"
+    monkeypatch.setenv("UNIRL_DISABLE", "unirl-league")
+    assert "its plugin unirl-league is disabled by UNIRL_DISABLE" in cli("league", "quickstart")[2]
 
 
 def test_compose_shows_every_value_with_its_origin_and_the_verdict(cli: Cli, toy_catalog: Catalog) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-import click
 import pytest
+from unirl.core.names import canonical
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.dists import required_dists
-from unirl.core.plugins.loading import PART_NAME, canonical
+from unirl.core.plugins.entry_points import COMMANDS_GROUP, entry_points
+from unirl.core.plugins.loading import PART_NAME
 from unirl.core.plugins.registry import DATA_FILE, KnownPart, Registry, install_hint, known_parts, read_registry
 from unirl.core.specs.spec import KINDS
 
@@ -28,13 +29,9 @@ def test_every_part_of_the_workspace_is_known_with_its_dist() -> None:
     assert wrong == {}
 
 
-def test_every_command_that_a_plugin_of_the_workspace_adds_is_known() -> None:
-    group = click.Group()
-    Catalog.discover().add_commands(group)
+def test_every_command_of_the_workspace_is_known_with_its_dist() -> None:
     known = {part.name: part.dist for part in known_parts().parts if part.kind == "command"}
-    assert known.keys() == group.commands.keys()
-    installed = {record.dist for record in Catalog.discover().records}
-    assert set(known.values()) <= installed
+    assert known == {point.name: point.dist for point in entry_points(COMMANDS_GROUP)}
 
 
 def test_every_entry_is_whole() -> None:
@@ -52,6 +49,7 @@ def test_parts_without_a_maintainer_are_of_this_repository() -> None:
     """Anything else is somebody's, and a user who installs it should know whose."""
     workspace = {dist for record in Catalog.discover().records if (dist := record.dist).startswith("unirl-")}
     workspace |= {part.dist for part in known_parts().parts if part.kind == "asset"}
+    workspace |= {point.dist for point in entry_points(COMMANDS_GROUP)}
     for part in known_parts().parts:
         if part.planned:
             assert not part.by, f"{part.kind}.{part.name}: only what is published is listed"

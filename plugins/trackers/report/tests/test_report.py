@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import torch
 from click.testing import CliRunner
@@ -22,6 +21,7 @@ from unirl.core.observe.events import EventStream
 from unirl.core.roles import RunInfo
 from unirl.core.types.media import Media
 from unirl.trackers.report import plugin
+from unirl.trackers.report.command import report
 from unirl.trackers.report.compare import pair_samples
 from unirl.trackers.report.config import ReportConfig
 from unirl.trackers.report.contact import _cut
@@ -314,13 +314,11 @@ def test_the_command_makes_the_same_report_again_and_says_where(finished: Path):
     before = {name: (finished / name).read_bytes() for name in ("report.html", "curves.png", "contact_sheet.png")}
     for name in before:
         (finished / name).unlink()
-    group = click.Group()
-    plugin.unirl_commands(group)
-    result = CliRunner().invoke(group, ["report", str(finished), "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(report, [str(finished), "--json"], catch_exceptions=False)
     paths = json.loads(result.output)
     assert Path(paths["page"]) == finished / "report.html"
     assert {name: (finished / name).read_bytes() for name in before} == before
-    shown = CliRunner().invoke(group, ["report", str(finished)], catch_exceptions=False).output
+    shown = CliRunner().invoke(report, [str(finished)], catch_exceptions=False).output
     assert str(finished / "report.html") in shown
 
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.resources import files
-from typing import Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
-from unirl.core.specs.capability import Cap
-from unirl.core.specs.spec import Kind
+if TYPE_CHECKING:
+    from unirl.core.specs.capability import Cap
+    from unirl.core.specs.spec import Kind
 
 __all__ = [
     "SUBJECT_KINDS",
@@ -56,7 +57,7 @@ class Claim:
     kind: SubjectKind
     proves: tuple[Cap, ...] = ()
     """Capabilities of the subject's own part. Where it does not provide one, the claim is n/a."""
-    needs: Mapping[Kind, tuple[Cap, ...]] = field(default_factory=lambda: dict[Kind, tuple[Cap, ...]]())
+    needs: Mapping[Kind, tuple[Cap, ...]] = field(default_factory=dict["Kind", "tuple[Cap, ...]"])
     """Capabilities that other parts of the subject must provide for the claim to mean something."""
     track: Literal["latent", "text", "any"] = "latent"
     """Kind of track that it is about. Where the subject's model has none of it, or its algorithm trains on another, the

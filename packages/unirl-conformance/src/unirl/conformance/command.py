@@ -14,12 +14,12 @@ from click.core import ParameterSource
 from unirl.core.cli.discovery import plugins_dir_option
 from unirl.core.errors import RecipeError
 from unirl.core.names import did_you_mean
-from unirl.core.specs.spec import Kind
 
 from .claims import TIERS, Tier
 
 if TYPE_CHECKING:
     from unirl.core.plugins.catalog import Catalog
+    from unirl.core.specs.spec import Kind
 
     from .results import Report
     from .subjects import Selection, Subject
@@ -36,7 +36,9 @@ def _part_options(command: click.Command) -> click.Command:
     return command
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+@click.command(
+    context_settings={"ignore_unknown_options": False}, short_help="Test the installed parts, claim by claim."
+)
 @plugins_dir_option
 @click.option("--plugin", multiple=True, metavar="DIST", help="Test everything this dist provides.")
 @click.option("--claim", multiple=True, metavar="CLAIM", help="Test only this claim.")

@@ -1,10 +1,11 @@
-"""Names and values in messages: what a misspelt name stands for, and long values cut short."""
+"""Names and values in messages: what a misspelt name stands for, long values cut short; normalised names of dists."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "nearest", "shortened"]
+__all__ = ["canonical", "did_you_mean", "nearest", "shortened"]
 
 
 def nearest(name: str, options: Iterable[str]) -> str | None:
@@ -24,3 +25,8 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 def shortened(text: str, limit: int) -> str:
     """The text, cut to `limit` characters."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def canonical(dist: str) -> str:
+    """A dist's name, normalised as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", dist).lower()

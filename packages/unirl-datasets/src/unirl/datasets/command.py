@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 from unirl.core.cli.output import console, print_json
 
-from .convert import convert
 from .example import INSTRUCTION
 from .sets import SETS, prompt_set
 
@@ -39,6 +38,8 @@ def convert_command(
     Every question is written once, with its answer in the metadata, every instruction of an edit with its source
     image. The report says how many rows were read, written and dropped, and why.
     """
+    from .convert import convert
+
     done = convert(prompt_set(name), sources, out, instruction=instruction, overwrite=overwrite)
     if as_json:
         media = str(done.media) if done.media else None

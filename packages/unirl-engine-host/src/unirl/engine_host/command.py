@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("engine-env")
+@click.command("engine-env", short_help="Create the Python environment of an external engine.")
 @click.argument("name")
 @click.option("--accel", type=click.Choice(["cpu", "cuda"]), help="Accelerator; by default the one torch sees.")
 @click.option(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("league")
+@click.command("league", short_help="Run every algorithm on one recipe, with equal budgets.")
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
 @click.option("--algorithms", default="all", show_default=True, help="Names with commas, or all that fit.")

@@ -1,17 +1,13 @@
-"""The launcher `local`, and the commands `train` and `sweep`."""
+"""The launcher `local`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.spec import LauncherSpec
 
-if TYPE_CHECKING:
-    import click
-
-__all__ = ["LOCAL", "unirl_commands", "unirl_launchers"]
+__all__ = ["LOCAL", "unirl_launchers"]
 
 LOCAL = LauncherSpec(
     name="local",
@@ -24,10 +20,3 @@ LOCAL = LauncherSpec(
 @hookimpl
 def unirl_launchers() -> Iterable[LauncherSpec]:
     return [LOCAL]
-
-
-@hookimpl
-def unirl_commands(cli: click.Group) -> None:
-    from .cli.train import command as train
-
-    cli.add_command(train)

@@ -15,7 +15,7 @@ from unirl.new.kinds import KINDS, NewKind
 __all__ = ["new"]
 
 
-@click.command()
+@click.command(short_help="Write a plugin of any kind to start from.")
 @click.argument("kind", type=click.Choice(tuple(KINDS)))
 @click.argument("name")
 @click.option(

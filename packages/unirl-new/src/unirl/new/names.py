@@ -8,8 +8,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 
 from unirl.core.errors import RecipeError
+from unirl.core.names import canonical
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.plugins.loading import PART_NAME, canonical
+from unirl.core.plugins.loading import PART_NAME
 from unirl.core.plugins.registry import Registry, known_parts
 from unirl.new.kinds import KINDS, NewKind
 

@@ -1,18 +1,14 @@
-"""The reward `remote`, and the commands `reward-service` and `score`."""
+"""The reward `remote`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import RewardSpec
 
-if TYPE_CHECKING:
-    import click
-
-__all__ = ["REMOTE", "unirl_commands", "unirl_rewards"]
+__all__ = ["REMOTE", "unirl_rewards"]
 
 REMOTE = RewardSpec(
     name="remote",
@@ -30,11 +26,3 @@ REMOTE = RewardSpec(
 @hookimpl
 def unirl_rewards() -> Iterable[RewardSpec]:
     return [REMOTE]
-
-
-@hookimpl
-def unirl_commands(cli: click.Group) -> None:
-    from .command import reward_service, score
-
-    cli.add_command(reward_service)
-    cli.add_command(score)

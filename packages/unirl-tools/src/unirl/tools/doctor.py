@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from unirl.core.errors import PluginNotInstalled, UniRLError
+from unirl.core.names import canonical
 from unirl.core.plugins.catalog import LEAVE_OUT
 from unirl.core.plugins.dists import find_shadows, find_unmet, installed_version
-from unirl.core.plugins.loading import canonical
 from unirl.core.specs.diagnosis import KEY_DISTS, ClusterDiagnosis, Finding
 from unirl.core.specs.environment import Environment
 from unirl.core.specs.spec import EngineSpec, LauncherSpec

@@ -7,7 +7,7 @@ import click
 __all__ = ["command"]
 
 
-@click.command("doctor")
+@click.command("doctor", short_help="Check this installation, and the machines of a cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
     "--cluster",

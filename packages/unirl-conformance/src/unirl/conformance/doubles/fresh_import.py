@@ -68,7 +68,7 @@ class FreshImport:
 
 
 def import_fresh(plugins: Sequence[PluginRecord]) -> dict[tuple[str, str], FreshImport]:
-    """(dist, plugin) -> the effects of listing its parts, adding its commands and importing its config modules."""
+    """(dist, plugin) -> the effects of listing its parts, importing its commands and importing its config modules."""
     job = [sys.path, [[plugin.name, plugin.dist, plugin.version, plugin.module] for plugin in plugins]]
     with tempfile.TemporaryDirectory() as scratch:
         kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
@@ -154,7 +154,7 @@ def _import(*plugin: str) -> FreshImport:
 def _steps(name: str, dist: str, version: str, module: str) -> Iterator[str]:
     """Do what `unirl --help`, `unirl plugins` and composing a recipe do with a plugin. Yields the name of each step
     that is done."""
-    import click
+    from unirl.core.plugins.entry_points import COMMANDS_GROUP, entry_points
     from unirl.core.plugins.hookspec import API_GROUP
     from unirl.core.plugins.loading import PluginRecord, register
 
@@ -162,9 +162,10 @@ def _steps(name: str, dist: str, version: str, module: str) -> Iterator[str]:
     yield f"importing {module}"
     plugin = register(target, PluginRecord(name=name, dist=dist, version=version, module=module, status="loaded"))
     yield "calling its hooks that list parts"
-    if plugin.implements("unirl_commands"):
-        plugin.call("unirl_commands", cli=click.Group())
-        yield "adding its commands"
+    for command in entry_points(COMMANDS_GROUP):
+        if command.dist == dist:
+            command.load()
+            yield f"importing its command {command.name!r}"
     for config in dict.fromkeys(spec.config.partition(":")[0] for spec in plugin.record.specs):
         import_module(config)
         yield f"importing {config}"

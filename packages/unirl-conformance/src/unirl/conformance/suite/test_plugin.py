@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unirl.conformance.claims import claim
 from unirl.conformance.fixtures.plugin import HEAVY, PluginCase
-from unirl.core.plugins.loading import canonical
+from unirl.core.names import canonical
 from unirl.core.plugins.registry import known_parts
 
 
@@ -46,7 +46,7 @@ def test_its_names_are_unique(case: PluginCase) -> None:
 
 @claim("plugin", tier="static")
 def test_importing_it_is_light(case: PluginCase) -> None:
-    """Listing its parts, adding its commands and composing a recipe with it import no torch, no engine, no client.
+    """Listing its parts, importing its commands and composing a recipe with it import no torch, no engine, no client.
 
     Every command of everyone who has it installed pays for its imports. Tested in a fresh interpreter.
 

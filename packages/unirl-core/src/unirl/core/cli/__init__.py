@@ -1,38 +1,31 @@
-"""The command line. A command's module is imported when the command runs; plugins may add further commands."""
+"""The command line. Every command is an entry point of the group `unirl.commands`, those of the core as well."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import click
 
-from ..errors import PluginBroken, PluginNotInstalled, UniRLError
+from ..errors import UniRLError
+from .commands import CommandPoints, load_command, missing_command, named_commands
 
 __all__ = ["main"]
 
-COMMANDS = {
-    "compose": ("unirl.core.cli.compose", "Show the plan of a recipe, or why it is refused."),
-    "recipes": ("unirl.core.cli.recipes", "List the recipes that are installed or in ./recipes."),
-    "plugins": ("unirl.core.cli.plugins", "List installed parts, and plugins that did not load."),
-}
-"""Command -> the module that defines it as `command`, and its line in `--help`, so `--help` imports none of them."""
+POINTS = "unirl.commands"
+"""Key of the entry points of commands in a context's `meta`."""
 
 
 class Commands(click.Group):
-    """Built-in commands by name; any other name is looked up in plugins that implement `unirl_commands`."""
+    """The commands of the installed dists. A command is imported when it runs, and all of them for `--help`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        self._add_plugin_commands()
-        return [*COMMANDS, *sorted(self.commands)]
+        return list(self._points(ctx))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in COMMANDS:
-            return import_module(COMMANDS[cmd_name][0]).command
-        self._add_plugin_commands()
-        return self.commands.get(cmd_name)
+        points = self._points(ctx).get(cmd_name)
+        return load_command(points) if points else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -43,40 +36,25 @@ class Commands(click.Group):
             from ..names import did_you_mean
             from ..plugins.registry import known_parts
 
-            known = known_parts()
-            if known.part("command", args[0]) is not None:
-                raise self._absent(args[0]) from error
-            hint = did_you_mean(args[0], {*self.list_commands(ctx), *known.names("command")})
+            if missing := missing_command(args[0]):
+                raise missing from error
+            hint = did_you_mean(args[0], {*self.list_commands(ctx), *known_parts().names("command")})
             raise click.UsageError(f"{error.message.rstrip('.')}{hint or '.'}", ctx=ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        self._add_plugin_commands()
-        rows = [(name, text) for name, (_, text) in COMMANDS.items()]
-        rows += [(name, command.get_short_help_str(80)) for name, command in sorted(self.commands.items())]
+        rows: list[tuple[str, str]] = []
+        for name, points in self._points(ctx).items():
+            try:
+                rows.append((name, load_command(points).get_short_help_str(80)))
+            except UniRLError as error:
+                rows.append((name, str(error)))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
-    def _absent(self, name: str) -> UniRLError:
-        """Why a command of the registry is missing: its plugin is not installed, or did not load."""
-        from ..plugins.registry import install_hint, known_parts
-        from .discovery import discover
-
-        part = known_parts().part("command", name)
-        assert part is not None
-        for record in discover().records:
-            if record.dist == part.dist and record.status != "loaded":
-                return PluginBroken(f"command {name!r}: plugin {record.label} is {record.status}: {record.error}")
-        return PluginNotInstalled(f"command {name!r} is not installed. {install_hint('command', name)}")
-
-    def _add_plugin_commands(self) -> None:
-        if self.commands:
-            return
-        from .discovery import discover
-
-        discover().add_commands(self)
-        for name in COMMANDS.keys() & self.commands.keys():
-            del self.commands[name]
-            sys.stderr.write(f"note: ignored a plugin's command {name!r}; it is the name of a built-in one.\n")
+    def _points(self, ctx: click.Context) -> CommandPoints:
+        if POINTS not in ctx.meta:
+            ctx.meta[POINTS] = named_commands()
+        return ctx.meta[POINTS]
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

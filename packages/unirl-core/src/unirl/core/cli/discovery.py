@@ -15,7 +15,7 @@ import click
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
 
-__all__ = ["DISABLE", "PLUGINS_DIR", "discover", "plugins_dir_option"]
+__all__ = ["DISABLE", "PLUGINS_DIR", "disabled_names", "discover", "plugins_dir_option"]
 
 PLUGINS_DIR = "UNIRL_PLUGINS_DIR"
 """A folder of single-file plugins."""
@@ -35,9 +35,14 @@ def discover() -> Catalog:
         from ..plugins.files import plugin_files
 
         options["files"] = plugin_files(Path(folder))
-    if names := [name.strip() for name in os.environ.get(DISABLE, "").split(",") if name.strip()]:
+    if names := disabled_names():
         options["disabled"] = names
     return Catalog.discover(**options)
+
+
+def disabled_names() -> list[str]:
+    """Names of plugins not to load, from UNIRL_DISABLE."""
+    return [name.strip() for name in os.environ.get(DISABLE, "").split(",") if name.strip()]
 
 
 def plugins_dir_option(command: F) -> F:

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from ..errors import PluginBroken, PluginConflict, PluginNotFound, PluginNotInstalled
 from ..limits import Reason
-from ..names import did_you_mean
+from ..names import canonical, did_you_mean
 from ..specs.spec import KINDS, Kind, Spec
+from .entry_points import COMMANDS_GROUP, entry_points
 from .hookspec import API_GROUP
-from .loading import Plugin, PluginRecord, canonical, describe_failure, find_plugins, load_plugin, register
+from .loading import Plugin, PluginRecord, describe_failure, find_plugins, load_plugin, register
 from .registry import KnownPart, Registry, known_parts
 
 if TYPE_CHECKING:
-    import click
-
     from ..specs.plan import Plan
     from ..types.event import Event
 
@@ -56,7 +55,16 @@ class Catalog:
     def __init__(self, plugins: Sequence[Plugin], *, registry: Registry | None = None) -> None:
         self._registry = registry if registry is not None else known_parts()
         ordered = sorted(plugins, key=lambda plugin: (plugin.record.name, plugin.record.dist))
-        self._plugins = [_with_conflicts(plugin, ordered) for plugin in ordered]
+        found = [
+            Found(spec=spec, dist=plugin.record.dist, version=plugin.record.version)
+            for plugin in ordered
+            if plugin.record.status == "loaded"
+            for spec in plugin.record.specs
+        ]
+        self._parts: dict[tuple[Kind, str], list[Found]] = {}
+        for part in sorted(found, key=lambda part: (KINDS.index(part.spec.kind), part.spec.name, part.dist)):
+            self._parts.setdefault((part.spec.kind, part.spec.name), []).append(part)
+        self._plugins = [_with_conflicts(plugin, self._parts) for plugin in ordered]
         self._silenced: set[tuple[str, str]] = set()
         self.failures: list[HookFailure] = []
         """Hooks that raised since this catalog was created."""
@@ -83,6 +91,9 @@ class Catalog:
             plugins += [load_plugin_file(file, disabled=canonical(file.stem) in off) for file in files]
         catalog = cls(plugins)
         installed = {canonical(name) for record in catalog.records for name in (record.name, record.dist)}
+        if off - installed:
+            # A dist may have commands alone.
+            installed |= {canonical(point.dist) for point in entry_points(COMMANDS_GROUP)}
         for name in sorted(off - installed):
             raise PluginNotFound(
                 f"plugin {name!r}: cannot be disabled, no such plugin is installed{did_you_mean(name, installed)}"
@@ -108,21 +119,15 @@ class Catalog:
 
     def names(self, kind: Kind) -> list[str]:
         """Short names of the installed parts of a kind, sorted."""
-        return sorted({spec.name for spec in self.specs(kind)})
+        return [name for of_kind, name in self._parts if of_kind == kind]
 
     def specs(self, kind: Kind) -> list[Spec]:
         """Specs of the installed parts of a kind, sorted by name; a name with two providers appears twice."""
-        return sorted((result.spec for result in self.parts() if result.spec.kind == kind), key=lambda spec: spec.name)
+        return [part.spec for part in self.parts() if part.spec.kind == kind]
 
     def parts(self) -> list[Found]:
         """Every installed part, sorted by kind and name."""
-        parts = [
-            Found(spec=spec, dist=record.dist, version=record.version)
-            for record in self.records
-            if record.status == "loaded"
-            for spec in record.specs
-        ]
-        return sorted(parts, key=lambda found: (KINDS.index(found.spec.kind), found.spec.name, found.dist))
+        return [part for parts in self._parts.values() for part in parts]
 
     def get(self, kind: Kind, name: str) -> Found:
         """The part of this kind and name.
@@ -130,7 +135,7 @@ class Catalog:
         Raises PluginConflict when two plugins provide it, PluginBroken when the plugin that should provide it did not
         load, PluginNotFound when none does; the message then suggests a similar name, or how to install the part.
         """
-        result = [part for part in self.parts() if (part.spec.kind, part.spec.name) == (kind, name)]
+        result = self._parts.get((kind, name), [])
         if len(result) > 1:
             dists = " and ".join(f"{part.dist} {part.version}" for part in result)
             raise PluginConflict(f"{kind} {name!r}: provided by {dists}. {LEAVE_OUT}")
@@ -200,20 +205,6 @@ class Catalog:
                 self._record_failure(plugin.record, "unirl_explain_failure", failure)
         return "\n".join(notes)
 
-    def add_commands(self, cli: click.Group) -> None:
-        """Let plugins add commands. One that raises is recorded; a command that replaces another is reverted."""
-        for plugin in self._implementing("unirl_commands"):
-            before = dict(cli.commands)
-            try:
-                plugin.call("unirl_commands", cli=cli)
-            except Exception as error:  # noqa: BLE001 - recorded in `failures`
-                self._record_failure(plugin.record, "unirl_commands", error)
-            for name, command in before.items():
-                if cli.commands.get(name) is not command:
-                    cli.commands[name] = command
-                    error = ValueError(f"command {name!r} already exists")
-                    self._record_failure(plugin.record, "unirl_commands", error)
-
     def _implementing(self, hook: str) -> Iterable[Plugin]:
         for plugin in self._plugins:
             silenced = (plugin.record.dist, plugin.record.name) in self._silenced
@@ -274,18 +265,16 @@ class Catalog:
         return "a spec"
 
 
-def _with_conflicts(plugin: Plugin, plugins: Sequence[Plugin]) -> Plugin:
+def _with_conflicts(plugin: Plugin, parts: Mapping[tuple[Kind, str], Sequence[Found]]) -> Plugin:
     """The plugin with a sentence for each part that another loaded plugin also provides."""
     record = plugin.record
     if record.status != "loaded":
         return plugin
-    own = {(spec.kind, spec.name) for spec in record.specs}
     sentences = [
-        f"{spec.kind} {spec.name!r} is also provided by {other.record.dist}"
-        for other in plugins
-        if other is not plugin and other.record.status == "loaded"
-        for spec in other.record.specs
-        if (spec.kind, spec.name) in own
+        f"{spec.kind} {spec.name!r} is also provided by {other.dist}"
+        for spec in record.specs
+        for other in parts[spec.kind, spec.name]
+        if other.dist != record.dist
     ]
     return dataclasses.replace(plugin, record=dataclasses.replace(record, conflicts=tuple(sentences)))
 

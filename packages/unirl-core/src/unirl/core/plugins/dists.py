@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion
 
-from .loading import canonical
+from ..names import canonical
 
 __all__ = ["NAMESPACES", "find_shadows", "find_unmet", "installed_version", "required_dists", "unmet"]
 

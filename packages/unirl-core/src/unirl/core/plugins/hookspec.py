@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    import click
-
     from ..limits import Reason
     from ..specs.plan import Plan
     from ..specs.spec import (
@@ -24,14 +22,10 @@ if TYPE_CHECKING:
     )
     from ..types.event import Event
 
-__all__ = ["API_GROUP", "RECIPES_GROUP", "HookSpecs", "hookimpl", "hookspec"]
+__all__ = ["API_GROUP", "HookSpecs", "hookimpl", "hookspec"]
 
 API_GROUP = "unirl.v1"
 """Entry-point group of plugins for this version of the hook API."""
-RECIPES_GROUP = "unirl.recipes"
-"""Entry-point group of packages with recipe files. Static data: they are not imported."""
-ASSETS_GROUP = "unirl.assets"
-"""Entry-point group of packages whose files recipes refer to as `${asset:NAME,PATH}`."""
 
 hookspec = pluggy.HookspecMarker("unirl")
 hookimpl = pluggy.HookimplMarker("unirl")
@@ -114,7 +108,3 @@ class HookSpecs:
         """A note for the user on the error that ended a run of this plan, such as settings that need less memory; empty
         where there is nothing to add."""
         raise NotImplementedError
-
-    @hookspec
-    def unirl_commands(self, cli: click.Group) -> None:
-        """Add commands to the command line."""

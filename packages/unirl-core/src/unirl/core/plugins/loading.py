@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from importlib.metadata import Distribution, EntryPoint, distributions
+from importlib.metadata import EntryPoint
 from types import FrameType
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
@@ -30,16 +30,17 @@ from ..specs.spec import (
     TrackerSpec,
     TransportSpec,
 )
+from .entry_points import entry_points, installed_dists
 from .hookspec import API_GROUP, HookSpecs
 
 __all__ = [
     "Plugin",
     "PluginRecord",
     "broken",
-    "canonical",
     "describe_failure",
     "disabled_plugin",
     "find_plugins",
+    "import_failure",
     "imported",
     "load_plugin",
     "register",
@@ -124,36 +125,23 @@ def find_plugins(group: str) -> Iterator[tuple[PluginRecord, EntryPoint | None]]
     """Entry points of the group and of its other versions (`unirl.v1`, `unirl.v2`, ...), each with the record of a
     plugin that is not loaded yet; imports nothing.
 
-    A dist whose entry points cannot be read yields a broken record and no entry point. Of two copies of a dist on the
-    path, the first is used, as for imports.
+    A dist whose entry points cannot be read yields a broken record and no entry point.
     """
     family = group.rpartition(".")[0]
     versions = re.compile(re.escape(family) + r"\.v\d+") if family else re.compile(re.escape(group))
-    seen: set[str] = set()
-    for dist in distributions():
-        try:
-            points = [p for p in dist.entry_points if p.group == group or versions.fullmatch(p.group)]
-        except (ValueError, TypeError, AttributeError, OSError) as error:
-            # importlib.metadata raises these for a malformed entry_points.txt, which must not affect other plugins.
-            name, version = _identity(dist)
-            text = f"the entry points of its dist cannot be read: {error}. Reinstall {name}."
-            yield (
-                PluginRecord(
-                    name=name, dist=name, version=version, module="", status="broken", error=text, cause=error
-                ),
-                None,
+    for dist in installed_dists():
+        if dist.error is not None:
+            name, version = dist.identity
+            text = f"the entry points of its dist cannot be read: {dist.error}. Reinstall {name}."
+            blank = PluginRecord(name=name, dist=name, version=version, module="", status="loaded")
+            yield _failed(blank, text, cause=dist.error), None
+    groups = {point.group for dist in installed_dists() for point in dist.points}
+    for one in sorted({group, *filter(versions.fullmatch, groups)}):
+        for point in entry_points(one):
+            blank = PluginRecord(
+                name=point.name, dist=point.dist, version=point.version, module=point.value, status="loaded"
             )
-            continue
-        if not points:
-            continue
-        # Parsing metadata dominates the time of discovery, so do it once per dist.
-        name, version = _identity(dist)
-        if canonical(name) in seen:
-            continue
-        seen.add(canonical(name))
-        for point in points:
-            blank = PluginRecord(name=point.name, dist=name, version=version, module=point.value, status="loaded")
-            yield blank, point
+            yield blank, point.entry
 
 
 def load_plugin(point: EntryPoint, blank: PluginRecord, *, group: str, disabled: bool) -> Plugin:
@@ -179,11 +167,11 @@ def imported(load: Callable[[], object], blank: PluginRecord, *, what: str) -> o
         try:
             return load()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - recorded; a plugin that exits must not end the host
-            return broken(blank, _import_failure(what, blank, error), cause=error)
+            return broken(blank, import_failure(what, dist=blank.dist, error=error), cause=error)
         except KeyboardInterrupt as error:
             if is_pressed():
                 raise
-            return broken(blank, _import_failure(what, blank, error), cause=error)
+            return broken(blank, import_failure(what, dist=blank.dist, error=error), cause=error)
 
 
 def broken(blank: PluginRecord, error: str, *, cause: BaseException) -> Plugin:
@@ -246,11 +234,6 @@ def describe_failure(error: BaseException) -> str:
     return f"{type(error).__name__}: {_one_line(error)}{place}"
 
 
-def canonical(dist: str) -> str:
-    """A dist's name, normalised as package indexes compare it."""
-    return re.sub(r"[-_.]+", "-", dist).lower()
-
-
 def _failed(
     blank: PluginRecord,
     error: str | None,
@@ -269,16 +252,6 @@ def _failed(
         specs=tuple(specs),
         cause=cause,
     )
-
-
-def _identity(dist: Distribution) -> tuple[str, str]:
-    """Name and version; a dist without METADATA is named by its folder."""
-    try:
-        metadata = cast(Any, dist.metadata)
-        name, version = metadata["Name"], metadata["Version"]
-    except (KeyError, TypeError, ValueError, OSError):
-        name = version = None
-    return str(name or getattr(dist, "_path", "a dist without a name")), str(version or "unknown")
 
 
 @contextmanager
@@ -306,13 +279,16 @@ def _noting_ctrl_c() -> Generator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _import_failure(value: str, blank: PluginRecord, error: BaseException) -> str:
-    """Tells a plugin whose own module is missing from one with a missing dependency."""
-    module = value if blank.is_file else value.partition(":")[0].strip()
+def import_failure(value: str, *, dist: str, error: BaseException) -> str:
+    """Why importing an entry point failed: its own module is missing, or a dependency, or it raised.
+
+    dist: of the entry point; the path of a plugin that is a file.
+    """
+    module = value if value == dist else value.partition(":")[0].strip()
     # For a file, a missing module can only be one that it imports.
-    own = "" if blank.is_file else f"{module}."
+    own = "" if value == dist else f"{module}."
     if isinstance(error, ModuleNotFoundError) and error.name and own.startswith(f"{error.name}."):
-        return f"its entry point names {value!r}, but there is no module {error.name!r}. Reinstall {blank.dist}."
+        return f"its entry point names {value!r}, but there is no module {error.name!r}. Reinstall {dist}."
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]
         return f"importing {module!r} needs {top!r}, which is not installed: {describe_failure(error)}"

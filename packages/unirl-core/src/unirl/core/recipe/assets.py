@@ -7,13 +7,11 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from ..errors import RecipeError
 from ..names import did_you_mean
-from ..plugins.hookspec import ASSETS_GROUP
+from ..plugins.entry_points import ASSETS_GROUP, Point, entry_points
 from ..plugins.registry import install_hint
 
 __all__ = ["asset", "by_name_only", "package_folder"]
@@ -30,7 +28,7 @@ def asset(name: str, path: str = "") -> str:
     reference = f"${{asset:{name},{path}}}"
     if _by_name.get():
         return reference
-    result = _installed(tuple(sys.path))
+    result = {point.name: point for point in entry_points(ASSETS_GROUP)}
     if name not in result:
         hint = did_you_mean(name, result) or f". {install_hint('asset', name)}".rstrip()
         raise RecipeError(f"{reference}: no installed package provides the asset {name!r}{hint}")
@@ -77,15 +75,8 @@ def package_folder(package: str) -> Path | None:
     return result
 
 
-@lru_cache(maxsize=1)
-def _installed(path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """Asset packages by name. Reading every dist takes 20 ms, and a recipe names some ten files."""
-    del path
-    return {point.name: point for point in entry_points(group=ASSETS_GROUP)}
-
-
-def _owner(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+def _owner(point: Point) -> str:
+    return f"{point.dist} {point.version}"
 
 
 def _listing(folder: Path) -> str:

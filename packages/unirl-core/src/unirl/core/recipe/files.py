@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from ..errors import RecipeError
 from ..names import did_you_mean
-from ..plugins.hookspec import RECIPES_GROUP
+from ..plugins.entry_points import RECIPES_GROUP, entry_points
 from ..plugins.registry import install_hint
 from .assets import package_folder
 
@@ -43,10 +42,10 @@ def recipe_roots(directory: Path | None = None) -> list[RecipeRoot]:
     """Every folder of recipes in search order: `recipes` in `directory` (the current one), then packages by name."""
     own = (directory or _here()) / "recipes"
     roots = [RecipeRoot(folder=own, owner="")] if own.is_dir() else []
-    for point in sorted(entry_points(group=RECIPES_GROUP), key=lambda point: (point.name, point.value)):
+    for point in entry_points(RECIPES_GROUP):
         folder = package_folder(point.value)
         if folder is not None:
-            roots.append(RecipeRoot(folder=folder, owner=point.dist.name if point.dist else point.value))
+            roots.append(RecipeRoot(folder=folder, owner=point.dist))
     return roots
 
 

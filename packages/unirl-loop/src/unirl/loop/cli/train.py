@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("train")
+@click.command("train", short_help="Train a recipe, or resume a run.")
 @click.argument("recipe", required=False)
 @click.argument("overrides", nargs=-1)
 @click.option("--resume", type=click.Path(path_type=Path), help="Resume the run in this folder, or one checkpoint.")

@@ -35,7 +35,7 @@ class Size(click.ParamType[int]):
         self.fail(f"got {value!r}, expected a size such as 80GiB or 80GB.", param, ctx)
 
 
-@click.command("plan")
+@click.command("plan", short_help="Predict memory and time of a recipe, and what does not fit.")
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
 @click.option(

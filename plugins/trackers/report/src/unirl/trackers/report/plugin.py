@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.spec import TrackerSpec
 
-if TYPE_CHECKING:
-    import click
-
-__all__ = ["unirl_commands", "unirl_trackers"]
+__all__ = ["unirl_trackers"]
 
 
 @hookimpl
@@ -23,10 +18,3 @@ def unirl_trackers() -> list[TrackerSpec]:
             config="unirl.trackers.report.config:ReportConfig",
         )
     ]
-
-
-@hookimpl
-def unirl_commands(cli: click.Group) -> None:
-    from .command import report
-
-    cli.add_command(report)
