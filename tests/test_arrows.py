@@ -30,7 +30,7 @@ ALLOWED = {
     "unirl.conformance": {"unirl.core", "unirl.numerics", "unirl.loop", "unirl.model_host"},
     "unirl.league": {"unirl.core", "unirl.numerics", "unirl.loop"},
     "unirl.datasets": {"unirl.core"},
-    "unirl.new": {"unirl.core", "unirl.numerics", "unirl.conformance"},
+    "unirl.new": {"unirl.core", "unirl.numerics", "unirl.model_host", "unirl.conformance"},
     "unirl.quickstart": {"unirl.core"},
     "unirl.engine_cpu": set[str](),
 }

@@ -15,6 +15,7 @@ from external_engines.latents import ROUNDING, adapter, asking, assert_same, tra
 from unirl.conformance.doubles.weight_updates import full_update, perturb, with_adapter
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.registry import known_parts
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import DiffusionModel
 from unirl.core.specs.facts import names_in
@@ -51,12 +52,13 @@ def test_an_engine_is_refused_in_one_sentence_that_names_the_dedicated_model_of_
     """By its `model_index.json`, as the model's own miniature has it: for every model with a bridge to any engine."""
     assert spec.tiny is not None
     CATALOG.resolve(spec.tiny.write)(tmp_path, seed=0)
-    dist = CATALOG.get("model", spec.name).dist
+    part = known_parts().part("model", spec.name)
+    assert part is not None
     for engine_name in ENGINES:
         (reason,) = refusals(engine_name, tmp_path)
         assert f"is a checkpoint of '{spec.reference.removeprefix('diffusers.')}" in reason
         has_bridge = engine_name in spec.bridges
-        assert (f"Choose model={spec.name} (`pip install {dist}`)" in reason) is has_bridge
+        assert (f"Choose model={spec.name} (`pip install {part.dist}`)" in reason) is has_bridge
         assert has_bridge or reason.endswith("for which no model of UniRL has a bridge. Choose engine=trainside.")
     assert refusals("trainside", tmp_path) == []
 

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 from unirl.conformance.claims import all_claims
-from unirl.conformance.environment import suite_hash
 from unirl.conformance.report.file import load, to_json
 from unirl.conformance.report.matrix import matrix_md
 from unirl.conformance.results import Outcome, Report
 from unirl.conformance.subjects import not_applicable, subjects
-from unirl.core.errors import RecipeError
 from unirl.core.plugins.catalog import Catalog
 
 FOLDER = Path(__file__).parents[1] / "conformance"
@@ -47,7 +45,6 @@ def test_the_published_files_are_small_and_the_matrix_fits_on_three_screens(publ
 
 def test_the_published_run_made_these_claims_on_these_parts(published: Report) -> None:
     assert published.tier == "full"
-    assert published.suite == suite_hash(), f"the claims have changed since the matrix was published. {AGAIN}"
     catalog = Catalog.discover()
     has_gpu = "cuda" in {subject.device for subject in published.subjects}
     applies = {
@@ -120,8 +117,3 @@ def test_parts_that_went_together_after_the_publication_are_not_run(published: R
     other = next(one for one in published.outcomes if one.kind == "model")
     merged = states(merge(refused, [narrow_run(published, other)], Catalog.discover()))
     assert {state for key, state in merged.items() if key[1:] == ("engine", subject)} == {"not run"}
-
-
-def test_a_run_of_other_claims_is_refused(published: Report, merge: Merge) -> None:
-    with pytest.raises(RecipeError, match="run conformance again"):
-        merge(published, [dataclasses.replace(published, suite="0" * 16)], Catalog.discover())

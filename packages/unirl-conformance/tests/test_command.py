@@ -8,7 +8,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from unirl.conformance.report.file import SCHEMA, load, to_json
 from unirl.conformance.report.write import write_reports
 from unirl.conformance.results import Report
 from unirl.core.cli import main
+from unirl.core.plugins.entry_points import installed_dists
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -104,10 +104,12 @@ def test_static_claims_import_nothing_heavy_and_nothing_of_the_current_folder(tm
 def test_an_engine_that_is_known_and_not_installed_gets_its_install_line(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = list(metadata.distributions())
-    others = [dist for dist in installed if dist.metadata["Name"] != "unirl-engine-vllm-omni"]
+    installed = installed_dists()
+    others = [dist for dist in installed if dist.identity[0] != "unirl-engine-vllm-omni"]
     assert len(others) < len(installed)
-    monkeypatch.setattr("unirl.core.plugins.loading.distributions", lambda: iter(others))
+    monkeypatch.setattr("unirl.core.plugins.loading.installed_dists", lambda: others)
+    monkeypatch.setattr("unirl.core.plugins.entry_points.installed_dists", lambda: others)
+    monkeypatch.setattr("unirl.core.plugins.dists.required_dists", lambda name: frozenset[str]())
     code, out, err = cli("--engine", "vllm-omni")
     assert (code, out) == (3, "")
     assert "engine 'vllm-omni' is not installed" in err

@@ -157,7 +157,6 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
         ),
         (BACKEND, {"capabilities": {Cap.SLEEP}}, "capabilities.sleep: a backend has no such capability"),
         (MODEL, {"lora_targets": ()}, "lora_targets: empty, but the capability lora is claimed"),
-        (BACKEND, {"capabilities": set()}, "capabilities.sleep: a backend has no such capability"),
         (MODEL, {"summary": "Notes"}, "summary: got 'Notes', expected one line"),
         (MODEL, {"summary": "A model\nof images"}, "summary: got .*, expected one line"),
         (REWARD, {"scale": "0 to"}, "scale: got '0 to', expected the meaning of the score"),

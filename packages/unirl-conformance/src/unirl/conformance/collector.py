@@ -12,7 +12,7 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.spec import EngineSpec
 
 from .claims import Claim, SubjectKind, Tier, all_claims, claim_kinds
-from .environment import describe_environment, suite_hash
+from .environment import describe_environment
 from .results import Outcome, Report, Untried, subject_info
 from .subjects import Subject, not_applicable
 from .verdicts import Number
@@ -92,7 +92,6 @@ class Collector:
             tier=self._tier,
             selection=self._selection,
             environment=describe_environment(self._catalog, self._engines()),
-            suite=suite_hash(),
             dists={record.dist: record.version for record in self._catalog.records},
             seconds=round(seconds, 2),
             claims=tuple(claims),

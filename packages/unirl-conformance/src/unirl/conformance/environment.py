@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from typing import Any
 
 from unirl.core.errors import PluginBroken
@@ -17,9 +16,7 @@ from unirl.core.specs.spec import EngineSpec
 from unirl.numerics.batch_invariant import is_batch_invariant
 from unirl.numerics.cpu import describe_cpu
 
-from .source_hash import source_hash
-
-__all__ = ["Environment", "describe_environment", "suite_hash"]
+__all__ = ["Environment", "describe_environment"]
 
 _PACKAGES = (
     *("torch", "numpy", "diffusers", "transformers", "peft"),
@@ -90,15 +87,3 @@ def _environments(catalog: Catalog, engines: Iterable[EngineSpec]) -> dict[str, 
                 versions = [f"{name} {pinned[name]}" for name in sorted(_PACKAGES) if name in pinned]
                 result[spec.name + place] = ", ".join(versions)
     return result
-
-
-def suite_hash() -> str:
-    """16 hex digits over the code of the claims and of what they work with."""
-    package = files("unirl.conformance")
-    sources = {
-        f"{folder}/{file.name}": file.read_bytes()
-        for folder in ("suite", "fixtures", "doubles")
-        for file in package.joinpath(folder).iterdir()
-        if file.name.endswith(".py")
-    }
-    return source_hash(sources)[:16]

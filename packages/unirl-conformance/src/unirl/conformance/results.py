@@ -93,8 +93,6 @@ class Report:
     selection: tuple[str, ...]
     """Options that narrowed the run, such as `--engine=trainside`; empty for everything."""
     environment: Environment
-    suite: str
-    """Hash of the suite's sources: reports with the same hash made the same claims."""
     dists: Mapping[str, str]
     """Every installed unirl dist and its version."""
     seconds: float

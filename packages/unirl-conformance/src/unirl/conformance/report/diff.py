@@ -52,7 +52,7 @@ class Change:
 @dataclass(frozen=True, kw_only=True)
 class Diff:
     notes: tuple[str, ...]
-    """Differences between the runs as a whole: tier, suite, environment."""
+    """Differences between the runs as a whole: tier, environment."""
     changes: tuple[Change, ...]
     numbers: tuple[str, ...]
     """A line for each number that changed by more than the factor, or has another bound."""
@@ -157,7 +157,6 @@ def _facts(report: Report) -> dict[str, str]:
     many = {"package": here.packages, "engine": here.engines, "dist": report.dists}
     return {
         "tier": report.tier,
-        "suite": report.suite,
         **{name: str(getattr(here, name)) for name in ("python", "platform", "num_cpus", "cpu", "batch_invariant")},
         "GPU": ", ".join(here.devices) or "none",
         **{f"{kind} {name}": text for kind, texts in many.items() for name, text in sorted(texts.items())},

@@ -22,7 +22,7 @@ SCHEMA = 3
 """Version of the file's layout. It rises when a field changes its meaning or goes; readers refuse another one."""
 NOT_RUN = "not run"
 """Key among the claims of a subject: reason -> claims that were not run for it."""
-_HEAD = ("created", "tier", "selection", "suite", "seconds", "environment", "dists")
+_HEAD = ("created", "tier", "selection", "seconds", "environment", "dists")
 _LEVELS = {"environment": 2, "dists": 1, "claims": 2, "parts": 2, "results": 4, "untried": 1}
 """Section -> how many of its levels have a line for each entry."""
 _PARTS: Mapping[SubjectKind, tuple[SubjectKind, ...]] = {

@@ -125,7 +125,7 @@ def _environment(report: Report) -> Iterator[str]:
     yield "## Environment\n"
     mode = "batch-invariant" if here.batch_invariant else "not batch-invariant"
     versions = {
-        "run": f"tier {report.tier}, {report.created[:10]}, suite {report.suite}, numerics {mode}",
+        "run": f"tier {report.tier}, {report.created[:10]}, numerics {mode}",
         "machine": f"{here.platform}, Python {here.python}, {', '.join(here.devices) or 'no GPU'}, {here.cpu}",
         "packages": ", ".join(f"{name} {version}" for name, version in sorted(here.packages.items())),
         **{f"engine {name}": text for name, text in sorted(here.engines.items())},

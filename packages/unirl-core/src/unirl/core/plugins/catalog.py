@@ -232,8 +232,8 @@ class Catalog:
             if installed is not None:
                 hint = f"{installed.dist} {installed.version} is installed but does not provide it; upgrade it"
             else:
-                hint = part.hint
-            raise PluginNotInstalled(f"{kind} {name!r} is not installed; {there}. {hint[0].upper()}{hint[1:]}.")
+                hint = f"{part.hint[0].upper()}{part.hint[1:]}"
+            raise PluginNotInstalled(f"{kind} {name!r} is not installed; {there}. {hint}.")
         offered = {*names, *self._registry.names(kind)}
         others = [other for other in KINDS if other != kind and name in self.names(other)]
         hint = did_you_mean(name, offered)
