@@ -9,9 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.defaults_list import DefaultsList
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -26,7 +23,7 @@ from .env_resolver import env
 from .errors import explain
 from .exchanged import Exchange, exchanges
 from .files import RecipeFile, find_recipe, list_recipes, recipe_roots
-from .hydra_source import ROOT, Loader, config_class, exchanging, search_path, sources
+from .hydra_source import ROOT, Loader, config_class, exchanging, sources, sweep_jobs
 from .origins import Layer, Slot, layers_of, origin_below, origin_of, trace
 from .proposals import propose
 from .stages import stages_of
@@ -86,16 +83,16 @@ def compose_config(
     with sources(catalog, roots, recipe=recipe.name):
         try:
             loader = Loader(overrides)
-            listed = loader.listed
-            entries = tuple((d.config_path or "", d.package or "", d.parent or "") for d in listed.defaults)
+            entries = tuple((d.config_path or "", d.package or "", d.parent or "") for d in loader.defaults)
             entries = tuple(entry for entry in entries if entry[0] != ROOT)
             check_schema(entries, recipe=recipe.name)
-            chosen_in = _chosen_in(listed)
-            exchanged = exchanges(listed.defaults, chosen_in=chosen_in, config_class=partial(config_class, catalog))
+            exchanged = _exchanges(loader, catalog)
             with exchanging(exchanged) as left_out:
                 if exchanged:
                     loader.reload()
-                layers = layers_of(listed.defaults, load=loader.loaded, overrides=loader.overrides, chosen_in=chosen_in)
+                layers = layers_of(
+                    loader.defaults, load=loader.loaded, overrides=loader.overrides, chosen_in=loader.chosen_in
+                )
                 config = loader.composed()
             with open_dict(config):
                 for key in emptied:
@@ -197,20 +194,14 @@ def split_sweep(name: str, overrides: Sequence[str], *, catalog: Catalog) -> lis
     roots = recipe_roots()
     recipe = find_recipe(name, roots)
     with sources(catalog, roots, recipe=recipe.name):
-        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
         try:
-            parser = OverridesParser.create(config_loader=ConfigLoaderImpl(search_path()))
-            (jobs,) = BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)
+            return sweep_jobs(overrides)
         except HydraException as error:
             raise explain(error, recipe=recipe.name, catalog=catalog) from error
-    return jobs
 
 
-def _chosen_in(listed: DefaultsList) -> dict[str, str | None]:
-    """Override key of a group -> the file whose `override` decided it, None when the command line did."""
-    metadata = listed.overrides.override_metadata
-    return {key: None if meta.external_override else meta.containing_config_path for key, meta in metadata.items()}
+def _exchanges(loader: Loader, catalog: Catalog) -> tuple[Exchange, ...]:
+    return exchanges(loader.defaults, chosen_in=loader.chosen_in, config_class=partial(config_class, catalog))
 
 
 def _for_other_algorithms(exchanged: Sequence[Exchange], overrides: Sequence[str], catalog: Catalog) -> list[Exchange]:
@@ -220,12 +211,12 @@ def _for_other_algorithms(exchanged: Sequence[Exchange], overrides: Sequence[str
     if not result or len(kept) == len(overrides):
         return result
     try:
-        listed = Loader(kept).listed
+        loader = Loader(kept)
     except MissingConfigException:
         # The recipe's own algorithm is not installed, so it is another one.
         return result
-    paths = {default.package or "": default.config_path or "" for default in listed.defaults}
-    before = exchanges(listed.defaults, chosen_in=_chosen_in(listed), config_class=partial(config_class, catalog))
+    paths = {default.package or "": default.config_path or "" for default in loader.defaults}
+    before = _exchanges(loader, catalog)
     same = {one.package for one in result if paths.get(one.package) == f"algorithm/{one.name}"}
     return [one for one in result if one.package not in same] + [one for one in before if one.package in same]
 

@@ -167,11 +167,6 @@ def _first_line(error: OmegaConfBaseException) -> str:
 
 def _other(error: BaseException, recipe: str) -> RecipeError:
     text = " ".join(str(error).split())
-    ambiguous = re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", text)
-    if ambiguous:
-        key, _, values = ambiguous[1].partition("=")
-        as_list = "" if "(" in values else f", or write {key}=[{values}] for a list"
-        return RecipeError(f"{key}: {values!r} is a sweep; add --multirun to run each{as_list}.")
     unchosen = re.match(r"(?:In '(.+?)': )?Could not override '(\S+)'\.", text)
     if unchosen:
         key = unchosen[2]

@@ -1,7 +1,7 @@
-"""Config sources for Hydra: part options from the catalog, recipes from their folders.
+"""Hydra as recipes use it, with config sources for part options from the catalog and for the folders of recipes.
 
-Two config sources and one search-path plugin, registered with Hydra once. They are active only inside `sources(...)`;
-other users of Hydra in this process see no change.
+The only module that imports Hydra's internals. Two config sources and one search-path plugin are registered with Hydra
+once. They are active only inside `sources(...)`; other users of Hydra in this process see no change.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import setup_globals
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from ..errors import PluginBroken, RecipeError
@@ -50,8 +51,8 @@ __all__ = [
     "RecipesSource",
     "config_class",
     "exchanging",
-    "search_path",
     "sources",
+    "sweep_jobs",
 ]
 
 PARTS = "unirl"
@@ -144,10 +145,20 @@ class Loader(ConfigLoaderImpl):
     def __init__(self, overrides: Sequence[str]) -> None:
         super().__init__(search_path())
         parsed, self._files = self._parse_overrides_and_create_caching_repo(ROOT, [*overrides])
-        self.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)
-        self.listed = create_defaults_list(self._files, ROOT, parsed, prepend_hydra=False, skip_missing=False)
+        for override in parsed:
+            if override.is_sweep_override():
+                raise _sweep(override.input_line or "")
+        self._listed = create_defaults_list(self._files, ROOT, parsed, prepend_hydra=False, skip_missing=False)
+        self.defaults: list[ResultDefault] = self._listed.defaults
+        """The configs that are merged, in order."""
         self.overrides = [override for override in parsed if not override.is_hydra_override()]
         """Those that concern the recipe."""
+
+    @property
+    def chosen_in(self) -> dict[str, str | None]:
+        """Override key of a group -> the file whose `override` decided it, None when the command line did."""
+        metadata = self._listed.overrides.override_metadata
+        return {key: None if one.external_override else one.containing_config_path for key, one in metadata.items()}
 
     def reload(self) -> None:
         """Load every file again: inside `exchanging()`, without what it leaves out."""
@@ -161,11 +172,27 @@ class Loader(ConfigLoaderImpl):
 
     def composed(self) -> DictConfig:
         """The files of the list, merged, with the overrides."""
-        config = self._compose_config_from_defaults_list(self.listed.defaults, repo=self._files)
+        config = self._compose_config_from_defaults_list(self.defaults, repo=self._files)
         OmegaConf.set_struct(config, True)
-        settings = [override for override in self.listed.config_overrides if not override.is_hydra_override()]
+        settings = [override for override in self._listed.config_overrides if not override.is_hydra_override()]
         self._apply_overrides_to_config(settings, config)
         return config
+
+
+def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
+    """The jobs of a sweep, each a list of overrides. Raises HydraException. Call inside `sources()`."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    parser = OverridesParser.create(config_loader=ConfigLoaderImpl(search_path()))
+    (jobs,) = BasicSweeper.split_arguments(parser.parse_overrides([*overrides]), None)
+    return jobs
+
+
+def _sweep(override: str) -> RecipeError:
+    """The error for several values where one run is asked for."""
+    key, _, values = override.partition("=")
+    as_list = "" if "(" in values else f", or write {key}=[{values}] for a list"
+    return RecipeError(f"{key}: {values!r} is a sweep; add --multirun to run each{as_list}.")
 
 
 class UniRLSearchPath(SearchPathPlugin):
