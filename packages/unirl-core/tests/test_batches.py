@@ -227,6 +227,15 @@ def test_moving_reaches_nested_ragged_and_shared_tensors() -> None:
     assert {tokens.device.type for tokens in moved.segment.tokens} == {"meta"}
 
 
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
+def test_a_batch_that_is_there_is_not_moved(device: Any) -> None:
+    for segment in (None, make_text((torch.arange(2),) * 3)):
+        track = make_track(3) if segment is None else make_track(3, segment=segment)
+        assert track.to(device) is track
+        there = track.to("meta")
+        assert there is not track and there.sample_ids is track.sample_ids
+
+
 def test_neighbouring_rows_are_a_view_of_the_batch() -> None:
     track = make_track(4)
     base = track.sample_weights.data_ptr()

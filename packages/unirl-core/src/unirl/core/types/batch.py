@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Self, cast
 
 from ..errors import BatchError
@@ -18,6 +19,7 @@ from ..names import shortened
 __all__ = ["Batch", "inverse", "join", "rows", "rows_by_group", "same", "shared", "take"]
 
 _KIND = "unirl.batch"
+_PLAIN = (str, int, float, type(None))
 
 
 def rows(**kwargs: Any) -> Any:
@@ -42,16 +44,14 @@ class Batch:
     def __len__(self) -> int:
         return self.num_rows
 
-    def _fields(self, kind: str) -> list[str]:
-        return [f.name for f in dataclasses.fields(self) if f.metadata.get(_KIND) == kind]
-
     def _check_rows(self) -> None:
         """Raise when a row field does not have one entry per sample. Subclasses call it from `__post_init__`."""
-        for name in self._fields("rows"):
-            _check_length(f"{type(self).__name__}.{name}", getattr(self, name), self.num_rows)
+        num_rows = self.num_rows
+        for name in _fields(type(self), "rows"):
+            _check_length(type(self).__name__, name, getattr(self, name), num_rows)
 
     def _map_rows(self, change: Callable[[Any], Any]) -> Self:
-        changed = {name: _apply(getattr(self, name), change) for name in self._fields("rows")}
+        changed = {name: _apply(getattr(self, name), change) for name in _fields(type(self), "rows")}
         return dataclasses.replace(self, **changed)
 
     def select(self, indices: Sequence[int]) -> Self:
@@ -117,19 +117,42 @@ class Batch:
         return dataclasses.replace(first, **changed)
 
     def to(self, device: Any) -> Self:
-        """The same batch with its tensors, shared ones included, on `device`."""
+        """The same batch with its tensors, shared ones included, on `device`; itself if they are there."""
+        moved: dict[str, Any] = {}
+        for name in _fields(type(self), "rows", "shared"):
+            value = getattr(self, name)
+            result = _moved(value, device)
+            if result is not value:
+                moved[name] = result
+        return dataclasses.replace(self, **moved) if moved else self
 
-        def move(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(move(item) for item in cast(tuple[Any, ...], value))
-            return value.to(device) if _is_tensor(value) or isinstance(value, Batch) else value
 
-        moved = {
-            item.name: _apply(getattr(self, item.name), move)
-            for item in dataclasses.fields(self)
-            if item.metadata.get(_KIND)
-        }
-        return dataclasses.replace(self, **moved)
+@cache
+def _fields(cls: type[Batch], *kinds: str) -> tuple[str, ...]:
+    """Names of the fields of these kinds."""
+    return tuple(item.name for item in dataclasses.fields(cls) if item.metadata.get(_KIND) in kinds)
+
+
+def _moved(value: Any, device: Any) -> Any:
+    """The value of a field on a device; the same object if nothing of it moves."""
+    if not isinstance(value, Mapping):
+        return _moved_item(value, device)
+    items = cast(Mapping[Any, Any], value)
+    result = {key: _moved(item, device) for key, item in items.items()}
+    return result if any(result[key] is not item for key, item in items.items()) else items
+
+
+def _moved_item(value: Any, device: Any) -> Any:
+    if _is_tensor(value):
+        return value if value.device == device else value.to(device)
+    if not isinstance(value, tuple):
+        return value.to(device) if isinstance(value, Batch) else value
+    items = cast(tuple[Any, ...], value)
+    # Ids, prompts and the like are most of what a batch has, and are skipped at once.
+    if all(isinstance(item, _PLAIN) for item in items):
+        return items
+    result = tuple(_moved_item(item, device) for item in items)
+    return result if any(new is not old for new, old in zip(result, items, strict=True)) else items
 
 
 def same(left: Any, right: Any) -> bool:
@@ -154,6 +177,8 @@ def _same_bits(left: Any, right: Any) -> bool:
         return False
     import torch
 
+    if left.device == right.device and not (left.is_floating_point() or left.is_complex()):
+        return bool(torch.equal(left, right))
     # As bytes: NaN equals itself, and 0.0 differs from -0.0. One of the two may live on a device. A fresh copy, because
     # tensors of one or no element count as contiguous whatever their strides, and then have no view as bytes.
     one, other = (
@@ -189,16 +214,16 @@ def take(value: Any, indices: list[int]) -> Any:
     return tuple(value[i] for i in indices)
 
 
-def _check_length(where: str, value: Any, num_rows: int) -> None:
+def _check_length(owner: str, name: str, value: Any, num_rows: int) -> None:
     if value is None:
         return
     if isinstance(value, Mapping):
         for key, item in cast(Mapping[Any, Any], value).items():
-            _check_length(f"{where}[{key!r}]", item, num_rows)
+            _check_length(owner, f"{name}[{key!r}]", item, num_rows)
         return
     result = value.shape[0] if _is_tensor(value) else len(value)
     if result != num_rows:
-        raise BatchError(f"{where}: {result} entries for {num_rows} samples; it needs one entry per sample.")
+        raise BatchError(f"{owner}.{name}: {result} entries for {num_rows} samples; it needs one entry per sample.")
 
 
 def join(where: str, values: list[Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ..errors import BatchError, EchoMismatch
 from ..names import shortened
@@ -88,8 +88,11 @@ def _compare_latent(name: str, wanted: LatentRequest, track: Track) -> None:
 
 def _check_kept(name: str, wanted: LatentRequest, track: Track) -> None:
     """Every position of `keep` must have come back."""
-    for sample, keep, stored in zip(track.sample_ids, wanted.keep, track.latent.positions, strict=True):
-        asked, there = ({int(position) for position in row} for row in (keep, stored))
+    keep, positions = (
+        cast("list[list[int]]", cast(Any, one).tolist()) for one in (wanted.keep, track.latent.positions)
+    )
+    for sample, *rows in zip(track.sample_ids, keep, positions, strict=True):
+        asked, there = map(set, rows)
         if missing := sorted(asked - there - {-1}):
             raise EchoMismatch(
                 f"{name}.positions of {sample!r}: the request keeps {sorted(asked - {-1})}, and {missing} did not come "

@@ -231,13 +231,14 @@ class TextSegment(Batch):
         for row, prompt in enumerate(self.prompt_tokens):
             if not int(prompt.shape[0]):
                 raise BatchError(f"TextSegment.prompt_tokens: row {row} has none; the first token follows something.")
+        lengths = self.lengths
         for name in PER_TOKEN:
             values = cast("tuple[Array, ...] | None", getattr(self, name))
-            result = tuple(int(value.shape[0]) for value in values) if values is not None else self.lengths
-            if result != self.lengths:
-                raise BatchError(
-                    f"TextSegment.{name}: {result} entries for {self.lengths} tokens; one per token is needed."
-                )
+            if values is None:
+                continue
+            result = tuple(int(value.shape[0]) for value in values)
+            if result != lengths:
+                raise BatchError(f"TextSegment.{name}: {result} entries for {lengths} tokens; one per token is needed.")
 
     @property
     def num_rows(self) -> int:
