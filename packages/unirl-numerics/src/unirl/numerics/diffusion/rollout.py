@@ -61,7 +61,7 @@ def latent_walk(request: Request, *, latent_shape: Sequence[int], device: torch.
     keys = expected.step_noise_ids
 
     def step_noise(step: int, rows: Tensor) -> Tensor:
-        ids = [request.sample_ids[row] if keys is None else keys[row][step] for row in map(int, rows)]
+        ids = [request.sample_ids[row] if keys is None else keys[row][step] for row in rows.tolist()]
         return noise(seed=request.seed, rollout=request.rollout, ids=ids, step=step, shape=shape, device=device)
 
     initial = noise(

@@ -31,16 +31,16 @@ def pad_batch(
 
     Raises ValueError naming the row whose prompt is empty or whose tokens are not 1-D int64.
     """
-    sequences = _sequences(prompts, tokens)
-    sizes = [len(sequence) for sequence in sequences]
+    flat, sizes = _flattened(prompts, tokens)
     longest = max(sizes)
-    padded = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=pad_token)
-    places = torch.arange(longest, device=padded.device).expand(len(sequences), longest)
-    lengths, rows, index = _target_places(prompts, tokens, starts=[row * longest for row in range(len(sequences))])
+    places = torch.arange(longest, device=flat.device).expand(len(sizes), longest)
+    mask = places < torch.tensor(sizes, device=flat.device)[:, None]
+    lengths, rows, index = _target_places(prompts, tokens, starts=[row * longest for row in range(len(sizes))])
     return TokenBatch(
-        tokens=padded,
+        # At once: a copy for each row takes longer than the layers of a small model.
+        tokens=flat.new_full(mask.shape, pad_token).masked_scatter(mask, flat),
         positions=places.contiguous(),
-        attention_mask=places < torch.tensor(sizes, device=padded.device)[:, None],
+        attention_mask=mask,
         cu_seqlens=None,
         max_length=longest,
         target_index=index,
@@ -58,18 +58,17 @@ def pack_batch(
 
     Arguments and errors as in `pad_batch`. Positions start again at 0 with each row.
     """
-    sequences = _sequences(prompts, tokens)
-    sizes = torch.tensor([len(sequence) for sequence in sequences])
-    ends = sizes.cumsum(0)
-    device = sequences[0].device
-    positions = torch.cat([torch.arange(len(sequence), device=device) for sequence in sequences])
-    lengths, rows, index = _target_places(prompts, tokens, starts=[int(start) for start in ends - sizes])
+    flat, sizes = _flattened(prompts, tokens)
+    ends = torch.tensor(sizes).cumsum(0)
+    starts = ends - torch.tensor(sizes)
+    positions = torch.arange(len(flat)) - starts.repeat_interleave(torch.tensor(sizes))
+    lengths, rows, index = _target_places(prompts, tokens, starts=starts.tolist())
     return TokenBatch(
-        tokens=torch.cat(sequences)[None],
-        positions=positions[None],
+        tokens=flat[None],
+        positions=positions.to(flat.device)[None],
         attention_mask=None,
-        cu_seqlens=torch.cat([ends.new_zeros(1), ends]).to(device=device, dtype=torch.int32),
-        max_length=int(sizes.max()),
+        cu_seqlens=torch.cat([ends.new_zeros(1), ends]).to(device=flat.device, dtype=torch.int32),
+        max_length=max(sizes),
         target_index=index,
         targets=torch.cat(list(tokens)),
         rows=rows,
@@ -153,7 +152,8 @@ class TokenLoad:
         return self.rows * self.longest if padded else self.total
 
 
-def _sequences(prompts: Sequence[Tensor], tokens: Sequence[Tensor]) -> list[Tensor]:
+def _flattened(prompts: Sequence[Tensor], tokens: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+    """All rows after each other, the tokens of each behind its prompt; and the size of each."""
     if len(prompts) != len(tokens) or not prompts:
         raise ValueError(
             f"token batch: {len(prompts)} prompts and {len(tokens)} rows of tokens; one each, and one row or more, "
@@ -171,7 +171,8 @@ def _sequences(prompts: Sequence[Tensor], tokens: Sequence[Tensor]) -> list[Tens
                 f"token batch: the prompt of row {row} is empty, so nothing predicts its first token. Give it a start "
                 "token."
             )
-    return [torch.cat([prompt, generated]) for prompt, generated in zip(prompts, tokens, strict=True)]
+    sizes = [len(prompt) + len(generated) for prompt, generated in zip(prompts, tokens, strict=True)]
+    return torch.cat([part for row in zip(prompts, tokens, strict=True) for part in row]), sizes
 
 
 def _target_places(
@@ -180,7 +181,8 @@ def _target_places(
     """Lengths, row of each target, and the position that predicts it; starts: of each row in the flattened tokens."""
     lengths = tuple(len(generated) for generated in tokens)
     first = torch.tensor([start + len(prompt) - 1 for start, prompt in zip(starts, prompts, strict=True)])
-    rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    within = torch.cat([torch.arange(length) for length in lengths])
+    sizes = torch.tensor(lengths)
+    rows = torch.arange(len(lengths)).repeat_interleave(sizes)
+    within = torch.arange(len(rows)) - (sizes.cumsum(0) - sizes)[rows]
     device = tokens[0].device
     return lengths, rows.to(device), (first[rows] + within).to(device)

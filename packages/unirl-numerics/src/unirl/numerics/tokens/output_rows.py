@@ -74,8 +74,11 @@ def log_softmax_of(rows: Tensor, weight: Tensor, bias: Tensor | None, *, tempera
 def logits_of(rows: Tensor, weight: Tensor, *, chunk: int) -> Tensor:
     """[c, D] -> [c, V] in fp32 or fp64, without the bias."""
     dtype = result_dtype(rows, weight)
+    blocks = [*_word_blocks(rows, weight, limit=chunk)]
+    if len(blocks) == 1:
+        return _product(rows, weight.T, dtype)
     logits = rows.new_empty(len(rows), len(weight), dtype=dtype)
-    for words in _word_blocks(rows, weight, limit=chunk):
+    for words in blocks:
         logits[:, words] = _product(rows, weight[words].T, dtype)
     return logits
 

@@ -92,7 +92,7 @@ def old_log_prob_tokens(track: Track, forward: Forward, *, replays: bool, keeps_
 
 def text_numbers(track: Track) -> dict[str, float]:
     """Metrics of a whole rollout: mean and maximum completion length in tokens, and the truncated share."""
-    counted = [row for row in range(track.num_rows) if float(track.sample_weights[row]) > 0]
+    counted = [row for row, weight in enumerate(track.sample_weights.tolist()) if weight > 0]
     if not counted:
         return {}
     every = track.text.lengths

@@ -103,8 +103,10 @@ def _batch(model: TextModel, track: Track, *, packing: bool) -> TokenBatch:
 
 def token_mask(segment: TextSegment) -> Tensor:
     """[n, S] bool: trained tokens, with S the longest completion."""
-    ones = [torch.ones_like(tokens, dtype=torch.bool) for tokens in segment.tokens]
-    return _padded(segment.mask or ones)
+    if segment.mask is not None or not segment.tokens:
+        return _padded(segment.mask or ())
+    lengths, device = segment.lengths, segment.tokens[0].device
+    return torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]
 
 
 def per_token(segment: TextSegment, name: str) -> Tensor:
@@ -126,4 +128,4 @@ def per_sample(values: Tensor, segment: TextSegment) -> tuple[Tensor, ...]:
 def _padded(values: Sequence[Tensor]) -> Tensor:
     if not values:
         raise BatchError("TextSegment: it has no rows.")
-    return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True)
+    return to_rows(torch.cat([*values]), [len(row) for row in values])[0]
