@@ -10,9 +10,18 @@ from typing import Any
 
 from PIL import Image
 from torch import Tensor
-from transformers import T5Tokenizer
+from transformers import CLIPTokenizer, T5Tokenizer
 
-__all__ = ["arguments_given", "picture", "size_kb", "t5_tokenizer", "to_levels", "write_in_half", "write_prompts"]
+__all__ = [
+    "arguments_given",
+    "clip_tokenizer",
+    "picture",
+    "size_kb",
+    "t5_tokenizer",
+    "to_levels",
+    "write_in_half",
+    "write_prompts",
+]
 
 
 def to_levels(images: Tensor) -> Tensor:
@@ -34,6 +43,27 @@ def write_in_half(pipeline: Any, folder: Path) -> Any:
     pipeline.vae.half()
     pipeline.save_pretrained(folder)
     return type(pipeline).from_pretrained(folder, local_files_only=True)
+
+
+def clip_tokenizer(words: Iterable[str], *, max_length: int) -> CLIPTokenizer:
+    """A CLIP BPE tokenizer with every byte, in which each of `words` is one token."""
+    symbols = list(_byte_symbols())
+    vocab = ["<|startoftext|>", "<|endoftext|>", *symbols, *(symbol + "</w>" for symbol in symbols)]
+    merges: list[tuple[str, str]] = []
+    for word in words:
+        pieces = [*word[:-1], word[-1] + "</w>"]
+        while len(pieces) > 1:
+            left, right, *rest = pieces
+            if (left, right) not in merges:
+                merges.append((left, right))
+            if left + right not in vocab:
+                vocab.append(left + right)
+            pieces = [left + right, *rest]
+    return CLIPTokenizer(
+        vocab={token: index for index, token in enumerate(vocab)},
+        merges=merges,
+        model_max_length=max_length,
+    )
 
 
 def t5_tokenizer(words: Iterable[str]) -> T5Tokenizer:
@@ -64,3 +94,10 @@ def size_kb(folder: Path) -> int:
     """Size of a checkpoint in units of 1000 bytes, without its card."""
     files = [file for file in folder.rglob("*") if file.is_file() and file.name != "README.md"]
     return round(sum(file.stat().st_size for file in files) / 1000)
+
+
+def _byte_symbols() -> Iterable[str]:
+    """The 256 printable characters by which byte-level BPE writes bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    shifted = iter(range(256, 512))
+    return (chr(byte) if byte in printable else chr(next(shifted)) for byte in range(256))

@@ -10,7 +10,7 @@ Seeded throughout; the same machine and library versions give the same bytes.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import diffusers
 import torch
 import torch.nn.functional as F
 import transformers
-from checkpoint_files import arguments_given, size_kb, t5_tokenizer, write_prompts
+from checkpoint_files import arguments_given, clip_tokenizer, size_kb, t5_tokenizer, write_prompts
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
@@ -44,37 +44,6 @@ CLIP_LENGTH = T5_LENGTH = 8
 """Tokens of a caption: six words, and the marks at its ends."""
 LATENT_CHANNELS, LATENT_SIZE = 4, 8
 EVAL_STEPS = 10
-
-
-# ---------------------------------------------------------------------------------------------- tokenizers
-
-
-def clip_tokenizer(words: Iterable[str]) -> CLIPTokenizer:
-    """A CLIP BPE tokenizer with every byte, in which each of `words` is one token."""
-    symbols = list(_byte_symbols())
-    vocab = ["<|startoftext|>", "<|endoftext|>", *symbols, *(symbol + "</w>" for symbol in symbols)]
-    merges: list[tuple[str, str]] = []
-    for word in words:
-        pieces = [*word[:-1], word[-1] + "</w>"]
-        while len(pieces) > 1:
-            left, right, *rest = pieces
-            if (left, right) not in merges:
-                merges.append((left, right))
-            if left + right not in vocab:
-                vocab.append(left + right)
-            pieces = [left + right, *rest]
-    return CLIPTokenizer(
-        vocab={token: index for index, token in enumerate(vocab)},
-        merges=merges,
-        model_max_length=CLIP_LENGTH,
-    )
-
-
-def _byte_symbols() -> Iterable[str]:
-    """The 256 printable characters by which byte-level BPE writes bytes."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    shifted = iter(range(256, 512))
-    return (chr(byte) if byte in printable else chr(next(shifted)) for byte in range(256))
 
 
 # ---------------------------------------------------------------------------------------------- components
@@ -113,7 +82,7 @@ def build_transformer() -> SD3Transformer2DModel:
 
 def build_pipeline() -> StableDiffusion3Pipeline:
     words = sorted({word for scene in ALL_SCENES for word in scene.caption.split()})
-    clip, t5 = clip_tokenizer(words), t5_tokenizer(words)
+    clip, t5 = clip_tokenizer(words, max_length=CLIP_LENGTH), t5_tokenizer(words)
     clip_config = CLIPTextConfig(
         vocab_size=len(clip),
         hidden_size=32,

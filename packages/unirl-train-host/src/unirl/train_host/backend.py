@@ -5,19 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
 from unirl.core.roles import Backend, WeightUpdate
 from unirl.core.specs.facts import names_in
 from unirl.core.types.weights import forms, joined, tensor_digests, weight_mismatch
 from unirl.numerics.train.critic import with_values
 from unirl.numerics.train.reference import with_reference
-from unirl.numerics.train.stack import StepReport, train_on
+from unirl.numerics.train.stack import train_on
 from unirl.numerics.train.track_replay import TrackReplay
 
 from . import checkpoint
@@ -29,6 +29,7 @@ from .export import Source, gathered
 from .optimizer import Optimizer
 from .ranks import Ranks
 from .sharding import allocate, fill, find_blocks, recompute, reshard, shard
+from .updater import ShardedUpdater
 
 if TYPE_CHECKING:
     from unirl.core.roles import Job, Model, Policy, TrainReport
@@ -85,7 +86,14 @@ class ShardedBackend(Backend):
                 updates=updates,
             )
         self._copies = self._make_copies()
-        self._updater = _Updater(self)
+        self._updater = ShardedUpdater(
+            self._module,
+            self._optimizer,
+            ranks=self._ranks,
+            device=self._device,
+            defer_sync=config.defer_gradient_sync,
+            after_step=partial(self._move, "step"),
+        )
         self._replay = TrackReplay(
             model, stacked=train.replay == "stacked", policy_context=self.policy, packing=train.packing
         )
@@ -118,8 +126,7 @@ class ShardedBackend(Backend):
         if policy == "live":
             return self.version
         self._switch(policy)  # refuses a policy that is not kept
-        average = self._averages().get(policy)
-        return 0 if average is None else average.num_moves
+        return self._averages()[policy].num_moves if policy in self._averages() else 0
 
     @property
     def num_trainable(self) -> int:
@@ -285,8 +292,7 @@ class ShardedBackend(Backend):
         self._ranks.close()
 
     def _prepare(self, model: Model, seed: int) -> int:
-        """Cast the trainable parameters, those that the model has not frozen, to fp32; returns the number of adapted
-        layers."""
+        """Cast what the model has not frozen to fp32, or add adapters to it; returns the number of adapted layers."""
         trainable = [param for param in self._module.parameters() if param.requires_grad]
         if not trainable:
             raise RecipeError(
@@ -392,43 +398,3 @@ class ShardedBackend(Backend):
             copy.to(device)
         if self._critic is not None:
             self._critic.to(device)
-
-
-class _Updater:
-    """This backend as the train stack uses it. Implements `unirl.numerics.train.updater.Updater`."""
-
-    # Reduce-scatter divides by the ranks.
-    gradient_reduction: Literal["mean", "sum"] = "mean"
-
-    def __init__(self, backend: ShardedBackend) -> None:
-        self._backend = backend
-
-    @property
-    def device(self) -> torch.device:
-        return self._backend._device
-
-    @property
-    def num_ranks(self) -> int:
-        return self._backend._ranks.num_ranks
-
-    def zero_grad(self) -> None:
-        self._backend._optimizer.zero_grad()
-
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        module = self._backend._module
-        if isinstance(module, FSDPModule):
-            module.set_requires_gradient_sync(last or not self._backend._config.defer_gradient_sync)
-        # FSDP averages over the ranks of a sequence too, whose gradients add up to the whole.
-        (loss * (self._backend._optimizer.loss_scale * self._backend._ranks.num_sequence)).backward()
-
-    def step(self) -> StepReport:
-        report = self._backend._optimizer.step()
-        if not report.skipped:
-            self._backend._move("step")
-        return report
-
-    def all_reduce_sum(self, values: Tensor) -> Tensor:
-        return self._backend._ranks.all_reduce(values, "sum")
-
-    def all_reduce_max(self, values: Tensor) -> Tensor:
-        return self._backend._ranks.all_reduce(values, "max")

@@ -9,7 +9,8 @@ from torch import Tensor
 from unirl.core.limits import limit
 from unirl.core.types.inputs import Inputs
 from unirl.numerics.diffusion.guidance import Guidance
-from unirl.numerics.diffusion.kernels import Coefficients, OneStepKernel, score_corrected_euler
+from unirl.numerics.diffusion.kernels import OneStepKernel
+from unirl.numerics.diffusion.transition import Coefficients, score_corrected_euler
 
 __all__ = ["GUIDANCE", "KERNEL", "ComposedCfg", "ScaledSde"]
 

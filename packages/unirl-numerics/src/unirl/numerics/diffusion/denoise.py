@@ -12,8 +12,9 @@ from unirl.core.types.batch import take
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import LatentSegment, Sampler
 from unirl.numerics.diffusion.guidance import NO_GUIDANCE, Branches, Guidance, Velocity, guided_velocity
-from unirl.numerics.diffusion.kernels import History, Kernel
+from unirl.numerics.diffusion.kernels import Kernel
 from unirl.numerics.diffusion.sampler import sampler_of
+from unirl.numerics.diffusion.transition import History
 
 StepNoise = Callable[[int, Tensor], Tensor]
 """step_noise(step, rows [R] int64) -> [R, ...] fp32 standard normal, for those rows of the batch."""

@@ -1,10 +1,4 @@
-"""Kernels of denoising steps: mean, noise and density of one step.
-
-Notation.  Rectified flow: x_sigma = (1 - sigma) x0 + sigma x1 with x1 ~ N(0, I), velocity v = x1 - x0.
-A step goes from `sigma` down to `sigma_next`; dt = sigma_next - sigma < 0.  A one-step kernel is linear in
-(x, v), so it is four numbers per row: mean = a x + b v, the std s of the transition, and the diffusion
-coefficient g = s / sqrt(-dt).
-"""
+"""Kernels of denoising steps: mean, noise and density of one step. Notation as in `transition`."""
 
 from __future__ import annotations
 
@@ -13,68 +7,39 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from unirl.core.limits import one_of
 
 from .named import check_limits, class_of, made, name_of, options_of
+from .transition import (
+    Coefficients,
+    History,
+    Transition,
+    checked_sigmas,
+    euler_step,
+    on_rows,
+    score_corrected_euler,
+)
 
 __all__ = [
     "KERNELS",
-    "Coefficients",
     "Cps",
     "DanceSde",
     "DdimEta",
     "Dpm2",
     "EulerOde",
     "FlowSde",
-    "History",
     "Kernel",
     "OneStepKernel",
-    "Transition",
-    "euler_step",
     "make_kernel",
-    "score_corrected_euler",
 ]
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _SINGULAR_WIDTH = 1e-6
 """Tolerance for sigma = 1, since 1.0 after fp32 arithmetic may be off by an ulp (6e-8)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class History:
-    """State that a multistep kernel keeps from the previous step."""
-
-    denoised: Tensor
-    """[B, ...] fp32.  The estimate of x0 at the previous step."""
-    sigma: Tensor
-    """[B] fp32.  The sigma of that estimate."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Transition:
-    """One step as a diagonal Gaussian, all in fp32."""
-
-    mean: Tensor
-    """[B, ...]."""
-    std: Tensor
-    """[B, 1, ...].  Standard deviation s of the emitted sample; 0 where the step is deterministic."""
-    g: Tensor
-    """[B, 1, ...].  Diffusion coefficient, s = g sqrt(-dt) for every kernel."""
-    history: History | None = None
-    """To pass to the next step's `transition`; None for one-step kernels."""
-
-
-class Coefficients(NamedTuple):
-    """Per-row numbers of a step, each [B] fp32: mean = on_x * x + on_velocity * v, noise std, diffusion g."""
-
-    on_x: Tensor
-    on_velocity: Tensor
-    std: Tensor
-    g: Tensor
 
 
 @dataclass(frozen=True)
@@ -202,10 +167,10 @@ class OneStepKernel(Kernel):
         sigma_max: float | Tensor,
         history: History | None = None,
     ) -> Transition:
-        sigma, sigma_next = _checked_sigmas(self.name, x, velocity, sigma, sigma_next)
+        sigma, sigma_next = checked_sigmas(self.name, x, velocity, sigma, sigma_next)
         step = self.coefficients(sigma, sigma_next=sigma_next, sigma_max=sigma_max)
-        mean = _rows(step.on_x, x) * x.float() + _rows(step.on_velocity, x) * velocity.float()
-        return Transition(mean=mean, std=_rows(step.std, x), g=_rows(step.g, x))
+        mean = on_rows(step.on_x, x) * x.float() + on_rows(step.on_velocity, x) * velocity.float()
+        return Transition(mean=mean, std=on_rows(step.std, x), g=on_rows(step.g, x))
 
 
 @dataclass(frozen=True)
@@ -340,15 +305,15 @@ class Dpm2(Kernel):
         sigma_max: float | Tensor,
         history: History | None = None,
     ) -> Transition:
-        sigma, sigma_next = _checked_sigmas(self.name, x, velocity, sigma, sigma_next)
+        sigma, sigma_next = checked_sigmas(self.name, x, velocity, sigma, sigma_next)
         x = x.float()
-        denoised = x - _rows(sigma, x) * velocity.float()
+        denoised = x - on_rows(sigma, x) * velocity.float()
         # fp64: differences of lambda lose digits near sigma 0 and 1.
         now, after = sigma.double(), sigma_next.double()
         shrink = after / now
         # (1 - sigma') (1 - exp(-h)), finite at both ends of the schedule.
         weight = (1.0 - after) - (1.0 - now) * shrink
-        mean = _rows(shrink.float(), x) * x + _rows(weight.float(), x) * denoised
+        mean = on_rows(shrink.float(), x) * x + on_rows(weight.float(), x) * denoised
         if history is not None:
             before = history.sigma.double()
             step = _log_snr(after) - _log_snr(now)
@@ -356,19 +321,9 @@ class Dpm2(Kernel):
             # An infinite step: the last one (to sigma 0) stays first-order, and so does the one after sigma
             # 1.
             slope = torch.where(torch.isfinite(step), 0.5 * weight * step / previous_step, torch.zeros_like(weight))
-            mean = mean + _rows(slope.float(), x) * (denoised - history.denoised)
-        zero = _rows(torch.zeros_like(sigma), x)
+            mean = mean + on_rows(slope.float(), x) * (denoised - history.denoised)
+        zero = on_rows(torch.zeros_like(sigma), x)
         return Transition(mean=mean, std=zero, g=zero, history=History(denoised=denoised, sigma=sigma))
-
-
-def euler_step(x: Tensor, *, velocity: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
-    """The deterministic next latent, x + (sigma_next - sigma) v, bit for bit as `EulerOde`.
-
-    x, velocity: [B, ...].  sigma, sigma_next: [B].  Returns [B, ...] fp32.  Raises ValueError when the shapes do not
-    fit.
-    """
-    sigma, sigma_next = _checked_sigmas("euler", x, velocity, sigma, sigma_next)
-    return x.float() + _rows(sigma_next - sigma, x) * velocity.float()
 
 
 KERNELS: Mapping[str, type[Kernel]] = {
@@ -398,38 +353,9 @@ def make_kernel(name: str, *, eta: float | None = None, **options: Any) -> Kerne
     return made(cls, main=main, known=options_of(cls, main="eta"), options=options, what=f"kernel '{name}'")
 
 
-def score_corrected_euler(sigma: Tensor, *, sigma_next: Tensor, g: Tensor) -> Coefficients:
-    """Euler plus (g^2 / 2) dt (x + (1 - sigma) v) / sigma, the marginal-preserving SDE for any g.
-
-    sigma, sigma_next, g: [B] fp32; g is finite and 0 or more.
-    """
-    dt = sigma_next - sigma
-    correction = g.square() / (2.0 * sigma)
-    return Coefficients(1.0 + correction * dt, (1.0 + correction * (1.0 - sigma)) * dt, g * (-dt).sqrt(), g)
-
-
 def _log_snr(sigma: Tensor) -> Tensor:
     return torch.log1p(-sigma) - torch.log(sigma)
 
 
 def _mean_square(x_next: Tensor, mean: Tensor) -> Tensor:
     return (x_next.float() - mean).square().flatten(1).mean(dim=1)
-
-
-def _rows(values: Tensor, like: Tensor) -> Tensor:
-    """[B] -> [B, 1, ...] with as many dims as `like`."""
-    return values.view(-1, *(1,) * (like.ndim - 1))
-
-
-def _checked_sigmas(name: str, x: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor]:
-    rows = (x.shape[0],)
-    if velocity.shape != x.shape:
-        raise ValueError(
-            f"kernel '{name}': velocity has shape {list(velocity.shape)}, x has {list(x.shape)}. They must be equal."
-        )
-    if x.ndim < 2 or sigma.shape != rows or sigma_next.shape != rows:
-        raise ValueError(
-            f"kernel '{name}': x {list(x.shape)} needs sigma and sigma_next of shape {list(rows)}, one per "
-            f"row; got {list(sigma.shape)} and {list(sigma_next.shape)}."
-        )
-    return sigma.float(), sigma_next.float()

@@ -13,7 +13,8 @@ from unirl.core.types.array import Ragged
 from unirl.core.types.batch import join
 from unirl.numerics.diffusion.denoise import check_sde_steps, check_sigmas
 from unirl.numerics.diffusion.guidance import NO_GUIDANCE, Branches, Conditions, Guidance, Velocity, guided_velocity
-from unirl.numerics.diffusion.kernels import Kernel, Transition
+from unirl.numerics.diffusion.kernels import Kernel
+from unirl.numerics.diffusion.transition import Transition
 
 
 def replay(

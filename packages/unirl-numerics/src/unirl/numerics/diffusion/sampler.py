@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from unirl.core.types.track import Sampler
 from unirl.numerics.diffusion.guidance import Guidance, make_guidance
-from unirl.numerics.diffusion.kernels import KERNELS, Coefficients, Kernel, OneStepKernel, make_kernel
+from unirl.numerics.diffusion.kernels import KERNELS, Kernel, OneStepKernel, make_kernel
+from unirl.numerics.diffusion.transition import Coefficients
 
 if TYPE_CHECKING:
     from torch import Tensor

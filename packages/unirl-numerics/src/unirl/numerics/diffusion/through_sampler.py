@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 from unirl.core.types.track import LatentSegment
 
-from .kernels import History, Kernel, OneStepKernel
+from .kernels import Kernel, OneStepKernel
 from .sampler import kernel_of
+from .transition import History
 
 if TYPE_CHECKING:
     from unirl.core.roles import Forward, Replayed
