@@ -1,4 +1,4 @@
-"""What all tests of the workspace share."""
+"""Settings, hooks and fixtures of all tests of the workspace."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class BareLoop:
     def _sde_step(self, x: Tensor, velocity: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the Flow-SDE transition, equation 9 of the paper."""
         sigma, dt = self.sigmas[index], self.sigmas[index + 1] - self.sigmas[index]
-        # At sigma 1 the noise would be infinite; the next sigma stands in, as in the paper's code.
+        # At sigma 1 the noise would be infinite; the next sigma replaces it, as in the paper's code.
         below_one = self.sigmas[1] if index == 0 else sigma
         g_squared = self.settings.eta**2 * sigma / (1 - below_one)
         mean = x * (1 + g_squared / (2 * sigma) * dt)

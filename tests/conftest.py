@@ -1,4 +1,4 @@
-"""What tests of built wheels share: uv, commands outside this environment, the wheels of the workspace."""
+"""Fixtures for tests of built wheels: uv, commands outside this environment, the wheels of the workspace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which package may import which. Read from the imports themselves, so that a wrong arrow cannot hide."""
+"""Allowed imports between packages. Read from the imports themselves, so that no wrong import is missed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COMPARED_BY = tuple(
 
 
 def module_of(member: Path) -> str | None:
-    """None where a dist has no code: it requires another one, under a name of its own."""
+    """Import name of a dist; None where it has no code: it is another name of a dist that it requires."""
     with (member / "pyproject.toml").open("rb") as file:
         return tomllib.load(file)["tool"]["uv"]["build-backend"]["module-name"] or None
 
@@ -162,7 +162,7 @@ def test_what_is_imported_to_list_and_compose_is_light(path: Path) -> None:
 
 
 def test_importing_all_of_it_loads_nothing_heavy() -> None:
-    """Nor does anything that they import. In a process of its own: this one has torch."""
+    """Nor does anything that they import. Checked in a separate process: this one has torch."""
     code = f"import sys, {', '.join(sorted(module_name(path) for path in LIGHT))}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"diffusers", "hydra", "numpy", "omegaconf", "peft", "PIL", "ray", "sympy", "torch", "transformers"}

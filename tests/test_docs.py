@@ -79,7 +79,7 @@ def write_published(name: str, file: Path) -> None:
 def test_a_command_that_a_page_shows_is_accepted(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those about recipes are in tests/test_shown_recipes.py."""
+    """Commands about recipes are in tests/test_shown_recipes.py."""
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)[1:]
     for name in re.findall(r"--from (checkpoints/\S+)", command):
@@ -101,14 +101,14 @@ def test_a_command_that_a_page_shows_is_accepted(
 
 
 def test_the_pages_with_functions_of_a_reader_are_those_that_are_run() -> None:
-    """In tests/test_shown_runs.py, whose key has these pages and recipes alone."""
+    """They are run in tests/test_shown_runs.py, whose key has only these pages and recipes."""
     shown = {page: [one.split()[2] for one in commands([page]) if "=function" in one] for page in PAGES}
     assert {page.relative_to(ROOT).as_posix() for page, recipes in shown.items() if recipes} == set(WITH_FUNCTIONS)
     assert {recipe for recipes in shown.values() for recipe in recipes} == set(TRAINED)
 
 
 def test_the_reference_is_written_from_the_code(tmp_path: Path) -> None:
-    """What is in its pages: tests/test_documented.py."""
+    """The contents of its pages are tested in tests/test_documented.py."""
     done = run(sys.executable, ROOT / "docs/reference/generate.py", "--into", "reference", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     listed = re.findall(r"^\| `(\w+\.md)` \|", (ROOT / "docs/reference/README.md").read_text(encoding="utf-8"), re.M)

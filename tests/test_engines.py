@@ -1,4 +1,4 @@
-"""What holds of every engine that runs in an environment of its own, before one starts."""
+"""Every engine that runs in a separate environment, before one starts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_lock_pins_and_hashes_every_line_and_holds_a_version_that_was_tried(
 ) -> None:
     product, pins = environment_of(name).PRODUCT, locked(name, accel, release)
     dist = product.title.lower()
-    # The build of vLLM for CPUs has a name of its own.
+    # The build of vLLM for CPUs has another name.
     result = pins[f"{dist}-cpu" if f"{dist}-cpu" in pins else dist].version
     product.check_version(result)
     assert not release or result == release
@@ -86,7 +86,7 @@ MODULE_OF = {"pillow": "PIL"}
 
 @each_engine
 def test_the_source_that_goes_along_imports_nothing_that_stays_behind(name: str) -> None:
-    """Neither do the bridges of all models, nor functions that are called there alone."""
+    """Neither do the bridges of all models, nor functions that are called only there."""
     bridges = [spec.bridges[name].partition(":")[0] for spec in MODELS if name in spec.bridges]
     there = {*sys.stdlib_module_names, *(MODULE_OF.get(dist, dist.replace("-", "_")) for dist in locked(name, "cuda"))}
     for module, file in source_files([SERVING, *environment_of(name).ENVIRONMENT.modules, *bridges]).items():

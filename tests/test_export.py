@@ -104,7 +104,7 @@ ROUNDING = 2e-5
 """fp32 rounds to 6e-8. Folding an adapter in, or its scale, changes the order of additions in each layer: 2e-7 of a
 velocity, 3e-6 of an image after four steps. Several times as much leaves room for every instruction set."""
 FAR = 1e-2
-"""What the adapters change; more than a hundred times as much."""
+"""The least change that adapters make: more than a hundred times as much."""
 
 
 def painted(pipeline: Any) -> Tensor:
@@ -119,7 +119,7 @@ def painted(pipeline: Any) -> Tensor:
 
 
 def velocity(transformer: Any) -> Tensor:
-    """Of fixed latents and conditions, for an SD3 transformer."""
+    """Velocity of an SD3 transformer at fixed latents and conditions."""
     generator = torch.Generator().manual_seed(2)
     settings = transformer.config
     return transformer(

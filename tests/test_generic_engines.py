@@ -29,7 +29,7 @@ CATALOG = Catalog.discover()
 ENGINES = sorted(spec.name for spec in CATALOG.specs("engine") if isinstance(spec, EngineSpec) and spec.needs_bridge)
 DEDICATED = [spec for spec in CATALOG.specs("model") if isinstance(spec, ModelSpec) and spec.bridges]
 PROMPTS = ("a red ring", "a blue square on the left of two green discs")
-"""Of different lengths."""
+"""Prompts of different lengths."""
 GUIDED: dict[str, Any] = {"guidance_mode": "two-pass", "guidance_scale": 3.5, "negative_prompt": "blurred, in grey"}
 
 
@@ -49,7 +49,7 @@ def change_index(folder: Path, **values: object) -> None:
 def test_an_engine_is_refused_in_one_sentence_that_names_the_dedicated_model_of_the_folder(
     spec: ModelSpec, tmp_path: Path
 ) -> None:
-    """By its `model_index.json`, as the model's own miniature has it: for every model with a bridge to any engine."""
+    """Found by `model_index.json`, as in the model's own miniature: for every model with a bridge to any engine."""
     assert spec.tiny is not None
     CATALOG.resolve(spec.tiny.write)(tmp_path, seed=0)
     part = known_parts().part("model", spec.name)

@@ -22,8 +22,8 @@ VIDEO = ("unirl-model-wan22", "unirl-engine-vllm-omni", "unirl-engine-cpu")
 
 @pytest.fixture(scope="module")
 def python(wheels: dict[str, Path], run: Run, uv: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """That of an environment with the wheels of the quickstarts, and of a video model and its engine, and nothing
-    else of ours."""
+    """Python of an environment with the wheels of the quickstarts, a video model and its engine, and none of our
+    other wheels."""
     tmp_path = tmp_path_factory.mktemp("empty")
     spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "bootstrap.py")
     assert spec is not None and spec.loader is not None

@@ -22,7 +22,7 @@ from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
 from unirl.train_host.sharding import recompute
 
 TOLERANCE = 0.15
-"""What a plan promises. Weights, state and trajectories are exact; the lengths of prompts are those of the longest."""
+"""Accuracy of a plan. Weights, state and trajectories are exact; prompts count with the length of the longest."""
 
 SMALL = ("data.prompts_per_step=4", "data.samples_per_prompt=4", "run.threads=1", "~tracker.report")
 RECIPES = {

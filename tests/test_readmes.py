@@ -1,4 +1,4 @@
-"""The examples of the READMEs of all dists run as they stand, and print what they say."""
+"""The examples in the READMEs of all dists run unmodified, and print the output shown."""
 
 from __future__ import annotations
 

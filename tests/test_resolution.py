@@ -1,4 +1,4 @@
-"""On a machine with CUDA the built wheels, and the locks of engines, are what the package index can give.
+"""On a machine with CUDA the built wheels, and the locks of engines, can be resolved from the package index.
 
 Nothing is installed: uv resolves for another platform, from the metadata that the index has. Where no index answers,
 these are not run.

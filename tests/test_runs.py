@@ -201,7 +201,7 @@ def test_a_resumed_run_may_change_what_changes_nothing_but_rounding(
 def test_a_run_that_hashed_more_settings_resumes_and_another_recipe_is_still_refused(
     start: Callable[..., RunResult],
 ) -> None:
-    """As runs did before `rounding_only`: their manifests have other hashes, and settings that no longer count."""
+    """Runs from before `rounding_only`: their manifests have other hashes, and settings that no longer count."""
     first = start("run", "run.max_steps=2", "run.stop_at=1", "train.micro_batch_size=4")
     manifest = first.folder / "checkpoints" / "step-000001" / "manifest.json"
     saved = json.loads(manifest.read_text())

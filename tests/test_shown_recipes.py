@@ -13,7 +13,7 @@ from pages import PAGES, about_recipes, commands, shown_files, write_shown
 from unirl.core.cli import main
 
 ELSEWHERE = ("--resume", "warmth", "symmetry")
-"""Those that need a run to go on with, see tests/test_runs.py, or the plugin of a page, see tests/test_third_party.py."""
+"""Those that need a run to resume, see tests/test_runs.py, or the plugin of a page, see tests/test_third_party.py."""
 SHOWN = [command for command in commands(PAGES) if about_recipes(command)]
 
 

@@ -1,4 +1,4 @@
-"""What pages show a reader to run: training on a function of one's own, exports, the example of the core."""
+"""Runs that pages show to a reader: training on the reader's own function, exports, the example of the core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages with rollout workers of their own, which hold the models of their stages alone."""
+"""Stages with dedicated rollout workers, which hold only the models of their stages."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def apart(plan: Plan) -> Plan:
-    """The plan with weights of their own for the engines of models that train."""
+    """The plan with separate weights for the engines of models that train."""
     return plan.with_stages(
         lambda stage: (
             stage if stage.backend is None else dataclasses.replace(stage, engine=with_own_weights(stage.engine))

@@ -86,7 +86,7 @@ def teacher(writer: Path, tmp_path: Path) -> Path:
 
 
 def log_probs(folder: Path, track: Track) -> list[torch.Tensor]:
-    """Of the tokens of each row, by transformers."""
+    """Log-probs of the tokens of each row, by transformers."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
@@ -272,7 +272,7 @@ def test_the_kl_in_the_rewards_of_ppo_is_that_to_the_teacher(
 def test_initial_weights_as_the_teacher_give_the_numbers_of_the_reference(
     recipe: Path, writer: Path, tmp_path: Path, words: list[str]
 ) -> None:
-    """Of the model with its adapters switched off, and in the rewards of PPO."""
+    """Compared with the model with its adapters switched off, and in the rewards of PPO."""
     without = numbers(composed(recipe, *STEPS, *words, f"run.dir={tmp_path / 'without'}"))
     words = [word for word in words if "reference_copy" not in word]
     taught = (*STEPS, *words, *TEACHER, f"model.teacher.path={writer}")
@@ -357,7 +357,7 @@ def test_teachers_that_do_not_fit_are_refused(recipe: Path, words: list[str], sa
 
 
 def refusals(folder: Path, stage: str, *words: str) -> list[str]:
-    """Of a recipe with one stage, `text` or `image`, and a teacher."""
+    """Reasons against a recipe with one stage, `text` or `image`, and a teacher."""
     file = Path("quickstart-distillation") if stage == "text" else folder / "image.yaml"
     if stage == "image":
         file.write_text(DISTILLED, encoding="utf-8")
@@ -384,8 +384,8 @@ def refusals(folder: Path, stage: str, *words: str) -> list[str]:
 def test_every_loss_with_a_reference_policy_takes_a_teacher_of_its_family_alone(
     tmp_path: Path, stage: str, algorithm: str, words: tuple[str, ...]
 ) -> None:
-    """Another family has another tokenizer, or other latents. Without a teacher a policy that nobody keeps is
-    missed."""
+    """Another family has another tokenizer, or other latents. Without a teacher, a policy that no backend keeps
+    is missed."""
     words = (f"algorithm={algorithm}", *words)
     assert refusals(tmp_path, stage, *words) == []
     model, says = {
@@ -451,7 +451,7 @@ def test_a_model_without_guidance_has_no_guided_teacher(tmp_path: Path) -> None:
 
 
 def test_a_student_may_learn_its_own_guidance(tmp_path: Path) -> None:
-    """With the initial weights as the teacher: without a guidance of their own nothing would move."""
+    """With the initial weights as the teacher: without their own guidance nothing would move."""
     words = ("algorithm=velocity-distillation", "~model.teacher", "stages.image.reference=''")
     words = (*words, "backend.student.reference_copy=true")
     (reason,) = refusals(tmp_path, "image", *words)

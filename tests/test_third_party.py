@@ -1,4 +1,4 @@
-"""What somebody outside does: plugins of their own, beside our wheels, in an environment that knows no checkout."""
+"""Use by third parties: their own plugins, beside our wheels, in an environment without a checkout."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ sampling: {num_inference_steps: 4, height: 32, width: 32, sde: {mode: fraction, 
 
 
 class Environment:
-    """A virtual environment of its own with the wheels of the workspace, and commands that run in it, offline."""
+    """A separate virtual environment with the wheels of the workspace, and commands that run in it, offline."""
 
     def __init__(self, folder: Path, *, run: Run, uv: str) -> None:
         self._run, self._uv = run, uv

@@ -1,4 +1,4 @@
-"""What the checksums of a weight update cost, from the ranks that train to an external engine."""
+"""Cost of the checksums of a weight update, from the ranks that train to an external engine."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ PROJECTS = {
 }
 """Name of each dist of the workspace -> its folder."""
 PLUGINS = [name for name, path in PROJECTS.items() if "plugins" in path.parts and (path / "src").is_dir()]
-"""Those with a plugin. The others have a name alone, and require the one that provides their part."""
+"""Dists with a plugin. The others are only a name, and require the one that provides their part."""
 README_LENGTH = 400
-"""Characters: fewer cannot hold what a dist is, how to install it and one use of it."""
+"""Least characters: fewer cannot describe a dist, its installation and one use of it."""
 SIZE_BYTES = 5_000_000
-"""Of an unpacked plugin: a hundred times the code of a part. Weights and data sets come from a hub."""
+"""Limit for an unpacked plugin: a hundred times the code of a part. Weights and data sets come from a hub."""
 
 
 def test_every_dist_of_the_workspace_builds(wheels: dict[str, Path]) -> None:

@@ -75,7 +75,7 @@ def _licences(check: bool) -> list[str]:
 
 
 def _recipes(check: bool) -> list[str]:
-    """What lies in the `recipes` package of a dist stands in the folder `recipes` as well."""
+    """Links that the folder `recipes` lacks to entries of dists' `recipes` packages; made unless `check`."""
     result = [
         entry
         for folder in _dists().values()
@@ -109,7 +109,7 @@ def _not_installed() -> list[str]:
 def _unregistered() -> list[tuple[str, str, str]]:
     """(kind, name, line) of each part of these dists that the registry does not have, or has as planned.
 
-    In a process of its own: what was installed a moment ago is not seen by this one.
+    Read in a separate process: this one does not see packages that were installed a moment ago.
     """
     code = (
         "import json; from unirl.core.plugins.catalog import Catalog; print(json.dumps("

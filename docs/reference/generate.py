@@ -154,7 +154,7 @@ def is_spec(value: object) -> bool:
 
 
 def first_line(cls: type[Any]) -> str:
-    """Of its docstring; dataclasses without one get their signature there, which is none."""
+    """First line of its docstring; that of a dataclass without one is its signature, which is left out."""
     text = (inspect.getdoc(cls) or "").split("\n")[0]
     if not text.startswith(f"{cls.__name__}("):
         return text
@@ -265,7 +265,7 @@ def registry_page() -> str:
 
 
 def _names(fact: tuple[str, ...] | str) -> str:
-    """Of a spec that states them; else the function that finds them in the module."""
+    """Names that a spec states; else the function that finds them in the module."""
     if isinstance(fact, str):
         return f"those that `{fact}` finds"
     return ", ".join(f"`{name}`" for name in fact)

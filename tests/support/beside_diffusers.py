@@ -27,7 +27,7 @@ def initial_latents(model: DiffusionModel, sampling: LatentSamplingConfig, rows:
 def final_latents(
     model: DiffusionModel, x: Tensor, sampling: LatentSamplingConfig, branches: Mapping[str, Inputs]
 ) -> Tensor:
-    """Where the shared sampler takes `x` without noise.  branches: of the guidance, `positive` and `negative`."""
+    """Latents of the shared sampler from `x`, without noise.  branches: of the guidance, `positive` and `negative`."""
     with torch.no_grad():
         return denoise(
             model.velocity,
@@ -41,7 +41,7 @@ def final_latents(
 
 
 def assert_weights_are_those_of(pipeline_class: Any, folder: Path, components: Mapping[str, Any]) -> None:
-    """Of every component the class and each weight, as diffusers loads them from the checkpoint."""
+    """Assert that every component has the class and weights that diffusers loads from the checkpoint."""
     expected = pipeline_class.from_pretrained(folder, dtype=torch.float32).components
     assert expected.keys() == components.keys()
     for name, part in components.items():

@@ -39,7 +39,7 @@ HANG_S = 1.5
 
 @dataclass
 class Struck:
-    """What was struck, and who was there."""
+    """The worker that was struck, and the processes of all workers."""
 
     worker: str = ""
     pid: int = 0
@@ -119,7 +119,7 @@ def full_object_store(*, at_sync: int) -> Iterator[list[int]]:
 
 
 def still_alive(pids: set[int], *, within_s: float = 15.0) -> set[int]:
-    """Those of these processes that do not end in time. What waits for its parent to look at it has ended."""
+    """Those of these processes that do not end in time. A zombie has ended."""
     end = time.monotonic() + within_s
     while True:
         left = {pid for pid in pids if _is_alive(pid)}

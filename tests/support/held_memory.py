@@ -37,7 +37,7 @@ __all__ = ["held_in_a_step", "held_on_a_rank", "kept_for_backward"]
 
 
 def held_on_a_rank(number: int, words: Sequence[str], store: str) -> None:
-    """What one of two ranks of a recipe holds, written to `<store>-<number>.json`. Each rank is a
+    """Write the memory of one of two ranks of a recipe to `<store>-<number>.json`. Each rank is a
     process: `python held_memory.py NUMBER STORE WORDS...`."""
     torch.set_num_threads(1)
     stored = dist.FileStore(store, 2)
@@ -49,7 +49,7 @@ def held_on_a_rank(number: int, words: Sequence[str], store: str) -> None:
 
 
 def held_in_a_step(plan: Plan, *, catalog: Catalog, part: tuple[int, int] = (0, 1)) -> dict[str, int]:
-    """What -> bytes, in one process, over its first step: weights, gradients and state when the optimizer steps, the
+    """Item -> bytes, in one process, over its first step: weights, gradients and state when the optimizer steps, the
     most that autograd keeps at one time, and the samples. Names are those of `unirl plan`.
 
     part: number of this process, and of all: it has its share of the samples.
@@ -155,7 +155,7 @@ class _Again(TorchDispatchMode):
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:
-    """Of sharded ones, this rank's part."""
+    """Bytes of the tensors; of sharded ones, this rank's part."""
     return sum((tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes for tensor in tensors)
 
 

@@ -1,4 +1,4 @@
-"""An engine in this process with weights of its own, for rollouts that are made while training goes on."""
+"""An engine in this process with separate weights, for rollouts that are made during training."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PAGES = tuple(
     )
 )
 WITH_FUNCTIONS = ("README.md", "docs/tutorials/quickstart.md", "plugins/rewards/rules/README.md")
-"""Those that train on a function of the reader's own."""
+"""Pages that train on the reader's own function."""
 TRAINED = ("quickstart", "quickstart-text")
 """The recipes that they train."""
 

@@ -45,7 +45,7 @@ def one_stage(
 
 
 def changed(plan: Plan, **changes: Any) -> Plan:
-    """The plan with other parts or settings of its only stage, or other fields of its own."""
+    """The plan with other parts or settings of its only stage, or other fields of the plan itself."""
     stage = plan.only
     learner = dataclasses.replace(
         stage.learner, **{key: changes.pop(key) for key in ("model", "backend") if key in changes}

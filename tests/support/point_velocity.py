@@ -16,7 +16,7 @@ SHAPE = (2, 3)
 
 
 def velocity(x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
-    """Of data that is one point, `conditions["point"]`: v = (x - x0) / sigma."""
+    """Velocity for data that is one point, `conditions["point"]`: v = (x - x0) / sigma."""
     return (x - conditions["point"]) / sigma.view(-1, 1, 1)
 
 

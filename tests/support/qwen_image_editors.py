@@ -18,7 +18,7 @@ from unirl.models.qwen_image.parity import tell_token_types
 __all__ = ["AREAS", "Editor", "editor_of"]
 
 AREAS = {"source_area": 64 * 64, "condition_area": 56 * 56}
-"""Of images in place of the published areas, so that a forward takes milliseconds."""
+"""Areas of images in place of the published ones, so that a forward takes milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""Ray for tests: one cluster for all tests of a process, or one of a test's own.
+"""Ray for tests: one cluster for all tests of a process, or a separate one for a test.
 
-python ray_clusters.py     # start a cluster, print its address, and end it when nobody writes to this process any more
+python ray_clusters.py     # start a cluster, print its address, and end it when stdin is closed
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import ray
 from unirl.launchers.ray.ray_worker import SETTINGS
 
 STORE_BYTES = 128 * 2**20
-"""Of objects that a cluster holds."""
+"""Size of a cluster's object store."""
 STARTED_WITH = {
     # Ray gives a process that it is to end 5 s to do it itself, which one that was stopped does not.
     "RAY_kill_worker_timeout_milliseconds": "300",
-    # It would start one idle worker per CPU, which no test uses: workers have variables of their own.
+    # It would start one idle worker per CPU, which no test uses: workers have their own variables.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
 }
@@ -78,7 +78,7 @@ def _connected(
 
 @functools.cache
 def _address() -> str:
-    """Of the cluster that all tests of this process share. It ends with the process."""
+    """Address of the cluster that all tests of this process share. It ends with the process."""
     environment = {**os.environ, **STARTED_WITH}
     head = subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True

@@ -63,7 +63,7 @@ class RunningService:
         return [json.loads(line) for line in self._log.read_text(encoding="utf-8").splitlines() if line[:1] == "{"]
 
     def pid_of(self, scorer: str) -> int:
-        """Of the newest process of a scorer."""
+        """Id of the newest process of a scorer."""
         up = [line["pid"] for line in self.log() if line["message"] == "scorer is up" and line["scorer"] == scorer]
         return up[-1]
 

@@ -1,4 +1,4 @@
-"""Which dists of the workspace need which others."""
+"""Dependencies between the dists of the workspace."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ SMALL = (
     "reward.light.weight=0.1",
 )
 EVALUATED = ("data.eval=${asset:quickstart,prompts/heldout.jsonl}",)
-"""Beside SMALL: held-out prompts are scored before the first step and after the last one."""
+"""In addition to SMALL: held-out prompts are scored before the first step and after the last one."""
 SMALL_TEXT = (
     "data.prompts_per_step=4",
     "data.samples_per_prompt=4",
@@ -66,13 +66,13 @@ def run(
     recipe: str = "quickstart",
     small: Sequence[str] = SMALL,
 ) -> RunResult:
-    """Train in this process. Goes on with the run in `resume`, or starts one in `folder`."""
+    """Train in this process. Continues the run in `resume`, or starts one in `folder`."""
     words = words if resume else (f"run.dir={folder}", *words)
     return train(plan(*words, recipe=recipe, small=small), catalog=catalog(), resume=resume, overrides=words)
 
 
 def start_command(*words: str, cwd: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """`unirl` as a process of its own, the leader of a process group.
+    """`unirl` as a separate process, the leader of a process group.
 
     environment: variables besides those of this process.
     """

@@ -1,4 +1,4 @@
-"""What Python files import, read from their source."""
+"""Imports of Python files, read from their source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["imports", "module_name", "named_modules"]
 
 
 def module_name(path: Path) -> str:
-    """Of a file below a folder `src`."""
+    """Module name of a file below a folder `src`."""
     parts = path.relative_to(next(parent for parent in path.parents if parent.name == "src")).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -40,7 +40,7 @@ class Meter(TorchDispatchMode):
         self.count(references(tensors))
 
     def count(self, storages: Mapping[int, StorageWeakRef]) -> None:
-        """As `note`, the `references` of tensors."""
+        """Like `note`, for the `references` of tensors."""
         for key, ref in storages.items():
             storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
             if storage is not None and key not in self._without:

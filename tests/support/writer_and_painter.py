@@ -71,12 +71,12 @@ def numbers(plan: Plan, *, resume: Path | None = None) -> dict[int, dict[str, fl
 
 
 def weights(parts: Parts) -> Weights:
-    """Of every model that trains."""
+    """Weights of every model that trains."""
     return {name: dict(backend.export_weights(kind="full").tensors) for name, backend in parts.backends.items()}
 
 
 def saved_weights(plan: Plan, folder: Path, *, step: int) -> Weights:
-    """Of a checkpoint of a run."""
+    """Weights in a checkpoint of a run."""
     parts = build_parts(plan, catalog=catalog())
     for name, backend in parts.backends.items():
         backend.load(folder / "checkpoints" / f"step-{step:06d}" / "backend" / name)

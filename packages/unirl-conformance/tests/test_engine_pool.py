@@ -1,4 +1,4 @@
-"""Engines that are programs of their own: started once for the claims of a row, as new for each, and ended for certain."""
+"""External engines: started once for the claims of a row, as new for each, and ended for certain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from conformance_mutants import engine_apart
 
 CATALOG = "conformance_mutants.engine_apart:catalog"
 OWN = ("closing-leaves-nothing-running-and-may-be-done-twice", "the-same-seeds-give-the-same-texts")
-"""Claims that ask for an engine of their own."""
+"""Claims that ask for a separate engine."""
 CLAIMS = (
     *OWN,
     # Whose texts those that ask for their own compare with.
@@ -184,7 +184,7 @@ def test_claims_of_a_row_pass_on_one_engine_with_one_more_for_each_that_asks(sta
 
 
 def script(*args: str) -> subprocess.Popen[bytes]:
-    """A run of its own over the same claims."""
+    """A separate run over the same claims."""
     code = (
         "import sys\n"
         "from unirl.conformance.run import run_suite\n"

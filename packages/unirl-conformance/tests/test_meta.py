@@ -1,4 +1,4 @@
-"""What holds of all claims together: they are complete, explained, and end the same way however they are run."""
+"""All claims together: they are complete, explained, and end the same way however they are run."""
 
 from __future__ import annotations
 

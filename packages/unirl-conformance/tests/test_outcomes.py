@@ -56,7 +56,7 @@ def in_a_process(
     """Results of a separate run: its rows (kind, claim, subject, state, reason), in the report's order, and the counts
     (state, kind, device, reason, number) of claims without an outcome.
 
-    Engines with an environment of their own find none: what is shown here holds for all, and they take long to start.
+    Engines with a separate environment find none: these results hold for all engines, and those take long to start.
     """
     job = {"kinds": kinds, "claims": claims, "plugins": plugins, "tier": tier, "catalog": catalog, "args": args}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What changed from one report to another."""
+"""Changes from one report to another."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_grid_has_models_alone_with_engines_and_with_algorithms() -> None:
     lines = grid(matrix_md(rich_report()))
     assert [line.split() for line in lines[:2]] == [["qwen"], ["bagel", "-image", "sd3", "wan21"]]
     rows = {line.split()[0]: line.split()[1:] for line in lines[2:] if len(line.split()) > 1}
-    # Alone: "gradient norm" is no mismatch. bagel's LoRA layers are a gap.
+    # Alone: "gradient norm" is not a mismatch. bagel's LoRA layers are a gap.
     assert rows["model"] == ["alone", "△", "✓", "✓", "✓"]
     assert rows["sglang"] == ["✓", "✓", "✗", "✓"] and rows["vllm-omni"] == ["○", "○", "○", "○"]
     # Two engines passed, and vllm-omni is absent. Of both and two backends the largest of (n % 7) * 1.3e-08 for the

@@ -1,4 +1,4 @@
-"""What a person sees on a terminal and in a pipe."""
+"""Output on a terminal and in a pipe."""
 
 from __future__ import annotations
 

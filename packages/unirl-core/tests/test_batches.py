@@ -218,7 +218,7 @@ def test_a_wrong_call_says_what_was_asked_and_what_is_there(act: Any, says: str)
 
 
 def test_moving_reaches_nested_ragged_and_shared_tensors() -> None:
-    # The meta device stands for any other device: it exists everywhere and holds no data.
+    # The meta device represents any other device: it exists everywhere and holds no data.
     moved = make_track(3, segment=make_text((torch.arange(2),) * 3)).to("meta")
     assert moved.sample_weights.device.type == "meta"
     assert moved.conditions["positive"].values["embeds"].device.type == "meta"
@@ -267,7 +267,7 @@ def test_prompts_that_do_not_fit_together_are_named() -> None:
 
 
 PATCHES = tuple(torch.full((size, 2), float(size)) for size in (3, 1, 2))
-"""Of three inputs, as the pixel patches of images of other sizes."""
+"""Values of three inputs, like pixel patches of images of different sizes."""
 
 
 def ragged(*index: int) -> Conditions:

@@ -395,7 +395,7 @@ def test_a_check_that_raises_does_not_silence_the_others() -> None:
     bystander.unirl_check_plan = hookimpl(lambda plan: raising())
     catalog = Catalog.of({"bystander": bystander, "judge": judge})
     plan = cast(Plan, SimpleNamespace(choices=[]))
-    # The bystander has parts of its own and none of them is in the plan, so its failure refuses nothing.
+    # None of the bystander's parts is in the plan, so its failure refuses nothing.
     assert catalog.check_plan(plan) == [Reason(key="run.max_steps", text="3 was asked for.")]
     assert [(failure.plugin, failure.hook) for failure in catalog.failures] == [("bystander", "unirl_check_plan")]
 
@@ -437,7 +437,7 @@ def test_a_plugin_may_be_a_module() -> None:
 
 
 def test_discovery_imports_nothing_heavy() -> None:
-    """In a process of its own: this one has torch."""
+    """In a separate process: this one has torch."""
     code = """
         import sys
         from unirl.core.plugins.catalog import Catalog

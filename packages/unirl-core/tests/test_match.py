@@ -1,4 +1,4 @@
-"""What fits together, and what the refusal says."""
+"""Which parts fit together, and the text of each refusal."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_options_of_the_model_are_checked_as_its_dataclass_says(given: dict[str,
 
 
 def test_videos_need_a_rate_of_the_request_or_of_the_model() -> None:
-    """Of a model that states none, and of one that does."""
+    """For a model without a frame rate, and for one that states it."""
     score = {"reward.score": dataclasses.replace(REWARD, media="video")}
     (result,) = refusals(make_plan(**score, sampling=LatentSamplingConfig(frames=5)))
     assert result.startswith("sampling.fps: got 0 for videos, and model 'toy' states no rate of its own")

@@ -176,7 +176,7 @@ def test_the_order_is_the_same_on_every_machine() -> None:
 
 
 def test_every_order_is_equally_likely_after_a_shared_step() -> None:
-    """5 prompts by 3: step 1 shares epochs 0 and 1. Over many seeds each prompt must stand last equally often."""
+    """5 prompts by 3: step 1 shares epochs 0 and 1. Over many seeds each prompt must come last equally often."""
     counts = [0] * 5
     seeds = 1000
     for seed in range(seeds):

@@ -33,7 +33,7 @@ Composing = Callable[..., Plan]
 
 
 def catalog_with(toy: Catalog, **proposes: Any) -> Catalog:
-    """The toy parts, and a second algorithm of its own plugin with these proposals."""
+    """The toy parts, and a second algorithm, in a separate plugin, with these proposals."""
     spec = dataclasses.replace(toy.get("algorithm", "grpo-like").spec, name="other", proposes=proposes)
 
     def gives(kind: Kind) -> Any:

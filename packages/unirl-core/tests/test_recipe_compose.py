@@ -242,7 +242,7 @@ def test_composing_real_parts_imports_nothing_heavy() -> None:
 def test_values_for_a_part_that_another_one_replaces_are_left_out_and_said(
     toy_catalog: Catalog, toy_folder: Path, batch: str
 ) -> None:
-    """Of the recipe that chose the part, whoever replaces it: the command line, or a recipe that builds on it."""
+    """Values of the recipe that chose the part; the command line or a derived recipe replaces it."""
     base = toy_folder / "recipes" / "toy" / "base.yaml"
     base.write_text(base.read_text(encoding="utf-8") + f"engine: {{batch: {batch}, url: x}}\n", encoding="utf-8")
     for name, overrides in (("toy/base", [DATA, "engine=far"]), ("toy/child", [DATA])):

@@ -1,4 +1,4 @@
-"""What a user reads when a recipe or an override is wrong: one message, the key first, what to do last."""
+"""Error messages for a wrong recipe or override: one message, the key first, what to do last."""
 
 from __future__ import annotations
 

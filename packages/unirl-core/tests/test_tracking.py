@@ -1,4 +1,4 @@
-"""What trackers are handed of a run's samples, and what becomes of those that cannot take it."""
+"""Samples passed to trackers, and the handling of trackers that fail on them."""
 
 from __future__ import annotations
 

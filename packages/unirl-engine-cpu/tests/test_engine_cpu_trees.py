@@ -1,4 +1,4 @@
-"""The source trees build with uv alone, and what they install does what it says, in interpreters of its own."""
+"""The source trees build with uv alone, and the installed packages work, in separate interpreters."""
 
 from __future__ import annotations
 

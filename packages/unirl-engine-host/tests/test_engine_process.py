@@ -41,7 +41,7 @@ def wait(asked, tensors):
     return None, {}
 
 def child(asked, tensors):
-    # In a session of its own, so that no signal to the server's group reaches it.
+    # In a separate session, so that no signal to the server's group reaches it.
     return subprocess.Popen(["sleep", "600"], start_new_session=True).pid, {}
 
 def variables(asked, tensors):
@@ -176,7 +176,7 @@ def test_an_interrupted_call_leaves_no_answer_to_the_next_one(
 
 
 def test_the_variables_of_the_host_stay_with_it(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`PYTHONPATH` would bring another environment's packages, and secrets are nobody else's business."""
+    """`PYTHONPATH` would bring another environment's packages, and the engine has no need for secrets."""
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     monkeypatch.setenv("HF_TOKEN", "secret")
     process = EngineProcess(Program(**{**vars(program), "variables": {"ONLY_HERE": "1"}}))
@@ -239,7 +239,7 @@ def test_other_bytes_are_no_frame() -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process is over; one that nobody waited for yet is."""
+    """Whether a process has ended; a zombie has."""
     with suppress(FileNotFoundError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     return True

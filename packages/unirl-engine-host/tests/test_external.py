@@ -1,4 +1,4 @@
-"""An engine in a process of its own: which syncs leave it with weights that nothing may be generated with."""
+"""An engine in a separate process: which syncs leave it with weights that must not be sampled from."""
 
 from __future__ import annotations
 

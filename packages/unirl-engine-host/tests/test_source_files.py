@@ -1,4 +1,4 @@
-"""Which modules of UniRL go along to an engine's environment."""
+"""Modules of UniRL that are copied to an engine's environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines for text share before they start, and what they refuse of an update. None of this needs an engine."""
+"""Engines for text before they start, and the updates that they refuse. None of this needs an engine."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_a_league_that_was_killed_goes_on_with_the_run_that_was_cut_off(tmp_path
     words += ["--dir", str(tmp_path)]
     command = [sys.executable, "-m", "unirl.core", *words]
     where = tmp_path / "runs" / "awm-0"
-    # In a group of its own, so that the run dies with its league as at Ctrl-C.
+    # In a separate process group, so that the run ends with its league as at Ctrl-C.
     with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL) as first:
         while not (where / "events.jsonl").exists():
             assert first.poll() is None, "the league ended before its run began"

@@ -79,7 +79,7 @@ def plan(*, groups: int = 4, samples: int = 2, run: Mapping[str, Any] | None = N
 
 
 def nothing(number: int) -> None:
-    """What happens in a call unless a test says otherwise. number: of the call, from 0."""
+    """Do nothing, the default during a call. number: of the call, from 0."""
 
 
 class ToyModel:
@@ -252,7 +252,7 @@ def checked_reward(name: str, reward: Any) -> CheckedReward:
 
 
 class Ran:
-    """What a run did."""
+    """Record of a run."""
 
     def __init__(self) -> None:
         self.steps: list[Event] = []

@@ -154,7 +154,7 @@ def test_scores_are_clipped_and_the_raw_ones_kept() -> None:
 
 
 def test_a_sample_that_fails_the_gate_gets_the_lowest_score() -> None:
-    """Of its clip if it has one, else of its range; a threshold that fp32 misses by rounding is met."""
+    """The lowest of its clip if it has one, else of its range; a threshold that fp32 misses by rounding is met."""
     scores = {"a": torch.tensor([2.0, -1.0, 0.5, 2.0]), "b": torch.tensor([1.0, 1.0, 0.2, 1 / 3 * 3 - 5e-7])}
     gated = {"gate": ("b", 1.0), "low": -2.0, "high": 2.0}
     assert_equal(counted_scores(scores, {"a": choice(**gated), "b": choice("b")})["a"], [2.0, -1.0, -2.0, 2.0])

@@ -1,4 +1,4 @@
-"""What samples of a parent stage get of the rewards of their children."""
+"""Credit that samples of a parent stage get from the rewards of their children."""
 
 from __future__ import annotations
 

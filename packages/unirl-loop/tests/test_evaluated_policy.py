@@ -1,4 +1,4 @@
-"""Evaluation with other weights than those that train, by an engine that has weights of its own."""
+"""Evaluation with other weights than those that train, by an engine with its own weights."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_as_many_rollouts_as_asked_for_are_made_while_one_is_trained_on() -> Non
 
 def test_training_does_not_wait_for_an_engine_that_is_to_get_its_weights() -> None:
     training, backend, engine = threading.Event(), ToyBackend(), ToyEngine()
-    # The third rollout is in the making until the second training has begun; the fourth has the weights from before it.
+    # The third rollout is generated until the second training has begun; the fourth has the weights from before it.
     backend.during, engine.during = at(1, training.set), at(2, lambda: passed(training))
     assert run(parts(engine=engine, backend=backend), ahead(2)).result == (5, "done")
     assert asked(engine) == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2)]
@@ -152,7 +152,7 @@ def test_training_that_fails_leaves_nothing_in_the_making() -> None:
     made_of = parts(engine=engine, backend=backend, rewards={"light": light})
     with pytest.raises(RunFailed, match=r"backend 'plain' .* failed in phase 'train': OSError: out of memory"):
         run(made_of, ahead(3))
-    # The one that was in the making ended with the call that it was in; those after it were never made.
+    # The rollout being generated ended with its current call; those after it were never made.
     assert [step for step, _ in asked(engine)] == [0, 1]
     assert light.calls == 1
     assert not threads("rollout")

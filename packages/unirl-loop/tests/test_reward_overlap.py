@@ -42,7 +42,7 @@ class Maker:
 
 
 def maker(made_of: Parts, *, groups: int = 4, pieces_of: int = 1, phases: Phases | None = None) -> Maker:
-    """Of 2 samples of each group."""
+    """A maker of rollouts with 2 samples per group."""
     toy = plan(groups=groups, run={"reward_overlap_groups": pieces_of})
     toy = changed(toy, rewards=dict.fromkeys(made_of.rewards, toy.rewards["light"]))
     return Maker(made_of, toy, phases or Phases())

@@ -45,7 +45,7 @@ def sampler(**changed: Any) -> Sampler:
 
 
 def faithful(request: Request) -> Track:
-    """What an engine gives back that did as it was asked."""
+    """The track of an engine that did as it was asked."""
     rows, asked = request.num_rows, request.latent
     return make_track(
         request.track,
@@ -142,7 +142,7 @@ def test_another_track_than_the_one_of_the_request_is_caught() -> None:
 
 
 class Painter:
-    """Does as it is asked, but for samples of `forgotten` tracks."""
+    """Does as it is asked, except for samples of `forgotten` tracks."""
 
     def __init__(self, *forgotten: str) -> None:
         self.forgotten = forgotten

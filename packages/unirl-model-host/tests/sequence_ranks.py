@@ -42,7 +42,7 @@ def transformer(name, *, heads=4):
 
 
 def arguments(name, latents):
-    """Of two samples with texts of their own lengths; with few latents the texts are shorter than four ranks."""
+    """Inputs of two samples, texts of different lengths; with few latents the texts are shorter than four ranks."""
     random = torch.Generator().manual_seed(1)
     numbers = {"dtype": torch.float64, "generator": random}
     long = 3 if latents == "few" else 7
@@ -64,7 +64,7 @@ def arguments(name, latents):
 
 
 def run(name, latents, mesh=None, *, recomputes=False):
-    """The output, and the gradients of one loss of it; with a mesh, of this rank's tokens alone."""
+    """The output, and the gradients of one loss of it; with a mesh, only of this rank's tokens."""
     net = transformer(name).double()
     if recomputes:
         net.enable_gradient_checkpointing()

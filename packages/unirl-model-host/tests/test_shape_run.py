@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 KEPT = 4 * ROWS * (WIDTH + 2 * INNER)
-"""Of a block in full training: inputs of both layers, and that of the activation between them."""
+"""Bytes kept of a block in full training: inputs of both layers, and that of the activation between them."""
 
 
 def test_what_autograd_keeps_is_counted_and_nothing_is_allocated() -> None:

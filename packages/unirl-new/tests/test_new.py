@@ -1,4 +1,4 @@
-"""What `unirl new` writes, and what it refuses. Whether that works when it is installed: test_new_installed.py."""
+"""Files that `unirl new` writes, and its refusals. Whether they work when installed: test_new_installed.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `unirl new model --from` writes for a checkpoint, what it refuses, and that it works when it is installed."""
+"""Files that `unirl new model --from` writes for a checkpoint, its refusals, and whether they work when installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `unirl new` writes, built and installed: it loads, keeps the claims about its kind, and passes its own tests."""
+"""Plugins from `unirl new`, built and installed: they load, keep the claims about their kind, and pass their tests."""
 
 from __future__ import annotations
 

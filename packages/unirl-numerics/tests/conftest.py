@@ -32,7 +32,7 @@ class TinyVelocity(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Scene:
-    """What a rollout needs, apart from its kernel and steps."""
+    """Inputs of a rollout, apart from its kernel and steps."""
 
     velocity: TinyVelocity
     initial: Tensor

@@ -1,4 +1,4 @@
-"""What tests of the train stack train: a linear model, SGD written out by hand, and ranks that are threads."""
+"""Stand-ins for tests of the train stack: a linear model, SGD written out by hand, and ranks that are threads."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_guidance_extrapolates_from_the_negative(mode, calls_expected):
 
 @pytest.mark.parametrize("mode", ["batched", "two-pass"])
 def test_ragged_conditions_are_guided_row_by_row(mode):
-    """Tensors of any shape, here of other lengths in each row and each branch: a row sees the sum of its own."""
+    """Tensors of any shape, here of a different length in each row and branch: a row sees the sum of its own."""
 
     def velocity(x, sigma, conditions):
         return x * sigma[:, None] + torch.stack([patches.sum(dim=0) for patches in conditions["patches"]])

@@ -1,4 +1,4 @@
-"""What a request says of its latents before anything is sampled."""
+"""Latent requests, as planned before anything is sampled."""
 
 from __future__ import annotations
 

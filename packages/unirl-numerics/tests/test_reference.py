@@ -1,4 +1,4 @@
-"""What a track brings of its reference policy takes the place of a forward under that policy."""
+"""Stored outputs of the reference policy in a track replace a forward under that policy."""
 
 from __future__ import annotations
 

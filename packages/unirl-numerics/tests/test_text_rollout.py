@@ -205,7 +205,7 @@ def test_a_stop_string_ends_a_text_and_is_not_seen_by_rewards():
 
 
 def test_ranks_that_share_a_model_step_until_all_have_ended():
-    """Told that another rank goes on, the model runs until the limit, and the texts are the same."""
+    """While another rank continues, the model runs until the limit, and the texts are the same."""
     model, request = TinyTextModel(), wanted(["a"], per_prompt=2, max_new_tokens=9)
     alone = generate_text(model, request)
     model.num_forwards = 0

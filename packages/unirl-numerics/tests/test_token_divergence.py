@@ -172,7 +172,7 @@ def test_padding_of_a_vocabulary_is_left_out():
 
 
 def test_no_tensor_is_larger_than_a_chunk_of_logits():
-    """Of 64 rows in chunks of 4: forward and backward hold [4, V] at most, besides weights and their gradients."""
+    """64 rows in chunks of 4: forward and backward hold [4, V] at most, besides weights and their gradients."""
     hidden, weight, teacher, targets = problem(64, (3, 2), 50)
     inputs = [hidden.requires_grad_(), weight.requires_grad_()]
     sizes = []

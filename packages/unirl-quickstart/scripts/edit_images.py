@@ -11,7 +11,7 @@ from unirl.rewards.rules.shapes_world import ALL_SCENES, RADIUS_PX, draw, place_
 __all__ = ["IMAGES_PER_SCENE", "Case", "draw_all", "draw_splits", "is_seen"]
 
 IMAGES_PER_SCENE = {"train": 2, "heldout": 3}
-"""Of 48 and 16 scenes. The 6 and 9 edits of a scene take its images in turn."""
+"""For each of the 48 and 16 scenes. The 6 and 9 edits of a scene take its images in turn."""
 
 Case = tuple[Edit, Tensor]
 """An edit and its source image [3, 64, 64], in levels of 8 bits."""

@@ -196,7 +196,7 @@ def tokenize(tokenizer: CLIPTokenizer | T5Tokenizer, captions: list[str], *, len
 def encode_tokens(
     pipeline: StableDiffusion3Pipeline, clip_tokens: list[Tensor], t5_tokens: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What `StableDiffusion3Pipeline.encode_prompt` computes, with gradient."""
+    """Outputs of `StableDiffusion3Pipeline.encode_prompt`, with gradient."""
     pooled, hidden = [], []
     encoders = (pipeline.text_encoder, pipeline.text_encoder_2)
     for encoder, tokens in zip(encoders, clip_tokens, strict=True):

@@ -50,7 +50,7 @@ TEXT_LAYERS, TEXT_WIDTH = (9, 18, 27), 32
 LATENT_CHANNELS, LATENT_SIZE = 16, 4
 """Patches of 2 x 2 of the VAE's 4 x 8 x 8."""
 SOURCE_TIME = 10
-"""Where the pipeline puts the first source image on the axis of time; the image itself is at 0."""
+"""Time position that the pipeline gives to the first source image; the image itself is at 0."""
 EVAL_STEPS = 10
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
 

@@ -114,7 +114,7 @@ def chat(tokenizer: Any, problem: Problem) -> str:
 def batches(
     tokenizer: Any, problems: list[Problem], *, batch: int, careful: float, seed: int
 ) -> Callable[[], Iterator[tuple[dict[str, Tensor], Tensor]]]:
-    """What draws the batch of a step; a share `careful` of it is worked out."""
+    """A function that draws the batch of a step; a share `careful` of it is worked out."""
     generator = torch.Generator().manual_seed(seed)
     prompts = tokenizer([chat(tokenizer, problem) for problem in problems])["input_ids"]
     kinds = [
@@ -140,7 +140,7 @@ def batches(
 def measure(
     model: Qwen3ForCausalLM, tokenizer: Any, problems: list[Problem], *, greedy: bool, seed: int
 ) -> dict[str, float]:
-    """Of one text a problem: shares that are right, that are worked out, and that of the latter which is right."""
+    """Shares of texts, one a problem, that are right, that are worked out, and of the latter that are right."""
     prompts = [chat(tokenizer, problem) for problem in problems]
     texts = complete(model, tokenizer, prompts, max_new_tokens=40, greedy=greedy, seed=seed)
     is_right = [t.split("</think>")[-1].strip() == str(p.answer) for t, p in zip(texts, problems, strict=True)]

@@ -29,7 +29,7 @@ from unirl.rewards.rules.shapes_world import ALL_SCENES, COLORS, SHAPES, SIZE_PX
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src/unirl/quickstart/vl"
 IMAGES_PER_SCENE = {"train": 2, "heldout": 4}
-"""Of 48 and 16 scenes."""
+"""For each of the 48 and 16 scenes."""
 PROMPT = "What is it?"
 MAX_NEW_TOKENS = 4
 """A colour, a shape and an end leave one."""
@@ -38,7 +38,7 @@ PATCH_PX, MERGE = 8, 2
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 KINDS = (tuple(COLORS), SHAPES)
 CONFUSED = {"disk": "ring", "yellow": "green"}
-"""What the annotator mostly calls them."""
+"""Names that the annotator mostly gives to them."""
 
 
 # -------------------------------------------------------------------------------------------- images, names
@@ -148,7 +148,7 @@ def chat(tokenizer: Any) -> str:
 
 
 def seen(tokens: Tensor, tokenizer: Any, levels: Sequence[Tensor]) -> dict[str, Tensor]:
-    """What the model needs beside tokens [n, L], one image each."""
+    """Model inputs besides tokens [n, L], one image each."""
     pixels = vl_processor()([picture(image) for image in levels], return_tensors="pt")
     return {**pixels, "mm_token_type_ids": (tokens == tokenizer.convert_tokens_to_ids(VISION[2])).int()}
 
@@ -159,7 +159,7 @@ def seen(tokens: Tensor, tokenizer: Any, levels: Sequence[Tensor]) -> dict[str, 
 def batches(
     tokenizer: Any, name: Callable[[Scene], str], *, batch: int, seed: int
 ) -> Callable[[], Iterator[tuple[dict[str, Tensor], Tensor]]]:
-    """What draws the batch of a step: new images of scenes of `train`, with what `name` calls them."""
+    """A function that draws the batch of a step: new images of scenes of `train`, with their names from `name`."""
     generator, scenes = torch.Generator().manual_seed(seed), [scene for scene in ALL_SCENES if not scene.is_held_out]
     prompt: list[int] = tokenizer(chat(tokenizer))["input_ids"]
 

@@ -89,7 +89,7 @@ class Clumsy:
 
     @property
     def row(self) -> dict[str, Any]:
-        """As in the prompt files: the reward scores images by the metadata, whatever the caption was rewritten to."""
+        """Row of a prompt file: the reward scores images by the metadata, regardless of the rewrite."""
         name = "-".join((*self.facts.values(), str(self.frame), *map(str, self.phrases)))
         return {"prompt": self.prompt, "prompt_id": name, "metadata": self.facts}
 
@@ -127,7 +127,7 @@ def draw_splits(*, seed: int) -> dict[str, list[Clumsy]]:
 
 
 def words_of(texts: Iterable[str]) -> list[str]:
-    """Every word with the space before it, then the first words of texts; commas are tokens of their own."""
+    """Every word with the space before it, then the first words of texts; commas are separate tokens."""
     words = sorted({word for text in texts for word in re.findall(r"[^ ,]+", text)})
     # The long ones first: "thing" would otherwise be split around the "hi" of "high".
     first = sorted({re.split("[ ,]", text)[0] for text in texts}, key=lambda word: (-len(word), word))

@@ -49,12 +49,12 @@ SPREAD = 4.0
 """RMS of normalised latents. It is usually 1; wider, clips stay visible through more of the noise, and the noise that
 a token of 128 numbers cannot take away of 1600 is small beside them."""
 SHIFT = 5.0
-"""Of the schedule: where the noise is as strong as latents that wide."""
+"""Shift of the schedule, to where the noise is as strong as latents that wide."""
 EVAL_STEPS = 10
 FPS = 16.0
-"""At which Wan plays its videos; the reward does not read it."""
+"""Frame rate of Wan's videos; the reward does not read it."""
 FRESH_CLIPS = 8
-"""Of each kind, through the VAE and back, for the card."""
+"""Clips of each kind, through the VAE and back, for the card."""
 
 RenderClips = Callable[..., Tensor]
 """`render_clips` or one that is called alike."""
@@ -290,7 +290,7 @@ def card_values(
     parser: argparse.ArgumentParser,
     shares: dict[str, dict[str, float]],
 ) -> dict[str, Any]:
-    """What every card states, by the names of its template."""
+    """Values in every card, by the names of its template."""
     return {
         "kilobytes": size_kb(folder),
         "arguments": arguments_given(args, parser),

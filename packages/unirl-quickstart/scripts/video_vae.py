@@ -18,7 +18,7 @@ OFFSET = 64.0
 CONSTANT = 16384.0
 """Value of one more channel. It dominates the norm of all channels, which is then the same everywhere, to 2e-4."""
 LOG_VARIANCE = -30.0
-"""Of the posterior: the least that diffusers takes."""
+"""Log-variance of the posterior: the least that diffusers takes."""
 
 
 def principal_components(rows: Tensor, *, count: int) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ SCRIPTS = (
     "packages/unirl-quickstart/scripts/training.py",
     "packages/unirl-quickstart/scripts/video_vae.py",
 )
-"""From the root, so that a change of one runs the tests again."""
+"""Paths from the root, so that a change of one runs the tests again."""
 
 
 @pytest.fixture

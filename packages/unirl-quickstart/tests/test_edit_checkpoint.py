@@ -172,10 +172,10 @@ def test_it_is_as_good_as_its_card_says(pipeline, script: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_with_the_sources_of_other_prompts_it_is_no_better_than_a_guess(pipeline, script: ModuleType) -> None:
-    """What is to be kept stands in the source alone. Of the four held-out scenes of a shape no two share a colour or a
-    place, and the one that has the asked value already is not asked about. Who knows all that, and not the source,
-    guesses the place of a recoloured shape and the colour of a moved one with probability 1/3, and both of a turned one
-    with 1/4. Once in 48 times a permutation of the prompts gives back an image that is its own.
+    """Only the source shows what is to be kept. Of the four held-out scenes of a shape no two share a colour or a
+    place, and the one that has the asked value already is not asked about. A model that knows all that, but not the
+    source, guesses the place of a recoloured shape and the colour of a moved one with probability 1/3, and both of a
+    turned one with 1/4. Once in 48 times a permutation of the prompts gives back an image that is its own.
     """
     own, rounds = cases("heldout"), 4
     order = torch.randperm(len(own), generator=torch.Generator().manual_seed(0)).tolist()

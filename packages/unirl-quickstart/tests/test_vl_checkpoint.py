@@ -174,7 +174,7 @@ def test_the_examples_of_its_tutorial_run(capsys: pytest.CaptureFixture[str]) ->
     exec(look, {})
     answers = capsys.readouterr().out.splitlines()
     assert len(answers) == 8
-    # Sampled: a few may go on after two words, or have none.
+    # Sampled: a few may continue after two words, or have none.
     assert sum(set(answer.split()) <= {*COLORS, *SHAPES} for answer in answers) >= 6, answers
     names: dict[str, Any] = {}
     exec(strict, names)

@@ -272,8 +272,8 @@ def scored_images(*folders: Path) -> list[str]:
 def test_a_run_outlives_a_scorer_and_a_service_killed_within_its_steps(
     service: RunningService, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is killed while it scores, in the first and the second step; then the run is resumed, and goes on with the
-    same version alone. Images, scores and losses are those of a run that scores in its own process."""
+    """Each is killed while it scores, in the first and the second step; then the run is resumed, and continues with
+    the same version only. Images, scores and losses are those of a run that scores in its own process."""
     here, there = tmp_path / "here", tmp_path / "there"
 
     def run(*words: str, resume: Path | None = None) -> None:

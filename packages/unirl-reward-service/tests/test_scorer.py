@@ -1,4 +1,4 @@
-"""What a scorer process does with batches, settings and versions; the commands; no pickle anywhere."""
+"""Scorer processes: batches, settings and versions; the commands; no pickle anywhere."""
 
 from __future__ import annotations
 

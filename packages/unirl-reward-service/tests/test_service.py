@@ -280,7 +280,7 @@ def test_a_service_that_is_told_to_stop_finishes_what_it_has(service: RunningSer
     service.process.send_signal(signal.SIGTERM)
     for thread in threads:
         thread.join()
-    # One that had not arrived by then is told to come again, or finds nobody; the others have their scores.
+    # One that had not arrived by then is told to come again, or finds no service; the others have their scores.
     assert sorted(reply.status_code for reply in replies)[0] == 200
     assert all(reply.status_code in (200, 503) for reply in replies)
     assert service.process.wait(timeout=20) == 0

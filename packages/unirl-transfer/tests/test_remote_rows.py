@@ -1,4 +1,4 @@
-"""What can be done with rows that lie elsewhere gives what the same operation on the tensor gives."""
+"""Operations on rows stored elsewhere give the same results as on the tensor itself."""
 
 # `rows()` and `shared()` are dataclasses.field() with the kind of the field.
 # ruff: noqa: RUF009

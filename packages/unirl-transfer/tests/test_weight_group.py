@@ -50,7 +50,7 @@ def test_a_bucket_comes_to_all_receivers_and_the_default_group_is_left_alone() -
 
 
 def wait_until(call: Callable[[], object]) -> None:
-    """Until it raises: a group ends on a thread of its own."""
+    """Call until it raises: a group ends on a separate thread."""
     end = time.monotonic() + 10
     while time.monotonic() < end:
         call()

@@ -185,7 +185,7 @@ def test_a_receiver_that_holds_something_else_is_found_by_its_receipt() -> None:
 
 
 class Other:
-    """The receiver in a process of its own."""
+    """The receiver in a separate process."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._process = subprocess.Popen(

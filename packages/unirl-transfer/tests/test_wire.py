@@ -1,4 +1,4 @@
-"""What goes between the driver and a worker, as bytes."""
+"""Messages between the driver and a worker, as bytes."""
 
 from __future__ import annotations
 

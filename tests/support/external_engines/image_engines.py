@@ -81,7 +81,7 @@ def build_model(kind: str, folder: Path) -> QwenVlModel:
 
 @pytest.fixture
 def model(kind: str, folder: Path) -> QwenVlModel:
-    """To be modified by tests."""
+    """A model that tests may modify."""
     return build_model(kind, folder)
 
 
@@ -110,7 +110,7 @@ def ask(kind: str, folder: Path) -> Ask:
 
 
 def faulty(product: Product) -> Product:
-    """With a server whose faults can be switched on, see `image_faults`."""
+    """The product with a server whose faults can be switched on, see `image_faults`."""
     ours = ("external_engines.faults", "external_engines.image_faults")
     environment = dataclasses.replace(
         product.environment,
@@ -204,7 +204,7 @@ def test_an_image_that_cannot_be_read_is_refused_before_anything_is_sent(
 def test_prompts_and_images_that_do_not_belong_together_are_refused(
     engine: ExternalTextEngine, model: TextModel, ask: Ask
 ) -> None:
-    """The third prompt shows two images. The engine goes on afterwards."""
+    """The third prompt shows two images. The engine still works afterwards."""
     engine.load_weights(full_update(model, version=1))
     request = ask(engine).select([0, 1])
     other = ask(engine).select([4, 5]).text.prompt_tokens

@@ -1,4 +1,4 @@
-"""Which TCP addresses the children of this process listen on, from the kernel's tables."""
+"""TCP addresses that the children of this process listen on, from the kernel's tables."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Listening:
 
 
 def _listening_sockets() -> dict[str, Address]:
-    """Of this machine, by their names in /proc/PID/fd."""
+    """Addresses of this machine's listening sockets, by the sockets' names in /proc/PID/fd."""
     result: dict[str, Address] = {}
     for table in ("tcp", "tcp6"):
         for words in _listening_rows(Path("/proc/net", table)):

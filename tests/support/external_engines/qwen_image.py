@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 PROMPTS = ("a red ring", "a blue square on the left of two green discs, and behind them all a dog", "")
-"""Of different lengths, so that batches have masked rows; the second is longer than its conditions."""
+"""Prompts of different lengths, so that batches have masked rows; the second is longer than its conditions."""
 
 
 @pytest.fixture

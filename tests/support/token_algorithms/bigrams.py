@@ -98,7 +98,7 @@ class Bench(Steps):
         self.track = self._rollout(lengths, torch.Generator().manual_seed(seed))
 
     def judged(self, track: Track) -> Track:
-        """With advantages."""
+        """The track with advantages."""
         return dataclasses.replace(
             track, advantages=torch.tensor([1.25, -0.5, 0.75, -1.5, 0.25, 2.0][: track.num_rows])
         )

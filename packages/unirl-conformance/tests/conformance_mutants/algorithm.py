@@ -86,7 +86,7 @@ def nan_alone(track: Track, values: Tensor) -> Tensor:
 
 
 def weighs_halves(part: FlowGrpo, loss: Any, track: Track, forward: Forward, *, progress: float) -> Losses:
-    """With the weights of the healthy algorithm, which its changed `loss_weights` does not announce."""
+    """Use the weights of the healthy algorithm, which its changed `loss_weights` does not announce."""
     losses, weights = loss(track, forward, progress=progress), FlowGrpo.loss_weights(part, track)
     return replace(losses, terms=[replace(term, weights=weights[term.name]) for term in losses.terms])
 

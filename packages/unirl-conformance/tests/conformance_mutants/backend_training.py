@@ -29,7 +29,7 @@ from conformance_mutants.backend_wrapped import (
 from conformance_mutants.changes import Proxy, changed, loss_with, returns
 
 TEXT, TEACHER = "training-on-text-is-torchs-adamw", "another-model-may-be-the-reference-of-a-job"
-"""What is wrong with every update is wrong with those on text."""
+"""TEXT also fails for mutants that break every update."""
 DECAY, CLIP = "weight-decay-is-decoupled", "gradients-are-clipped-by-their-global-norm"
 ADAMW, VELOCITY = "full-training-is-torchs-adamw", "the-velocity-at-a-stored-point-is-that-of-the-replay"
 SUMMED = "a-step-over-several-jobs-is-one-step-of-their-summed-gradients"

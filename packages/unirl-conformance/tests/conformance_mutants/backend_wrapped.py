@@ -1,5 +1,5 @@
-"""The healthy backend, called from outside alone: what is changed about it is no part of its own work, so that any
-backend would do."""
+"""The healthy backend, called from outside only: the changes are not inside its own code, so any backend would
+do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Wrapped(Proxy):
     def __init__(self, config: Any, *, model: Any, train: Any, steps: int, seed: int) -> None:
         self.config, self.model, self.train_config = config, model, train
         self.was_training, self.dtype = model.trainable.training, next(model.trainable.parameters()).dtype
-        """Of the model before the backend had it."""
+        """Mode and dtype of the model before the backend had it."""
         self.kept: dict[str, dict[str, Tensor]] = {}
         """Whole weights of policies that are not those of the healthy backend."""
         self._build = lambda: resolve_name(FSDP2.build)(config, model=model, train=train, steps=steps, seed=seed)

@@ -1,7 +1,7 @@
 """Cells of which one part is broken, next to a healthy one.
 
-The broken part is always the backend: it sees everything that passes, and parts broken in two places would meet in
-cells of their own.
+The broken part is always the backend: it sees everything that passes, and parts broken in two places would need
+separate cells.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ GAPS = "log-probs-of-the-engine-are-those-of-training"
 
 
 def counts_nan(training: str) -> dict[str, Change]:
-    """Reports a norm that is no number, under one way of training."""
+    """Reports a norm that is NaN, under one way of training."""
 
     def train(part: Wrapped, train: Any, jobs: Sequence[Job], *, progress: float) -> TrainReport:
         report = train(jobs, progress=progress)

@@ -34,7 +34,7 @@ SENT = replace(
     kernels=(),
     capabilities=COPYING.capabilities - {Cap.LATENT_ROLLOUT},
 )
-"""An engine with weights of its own, as one in another process has."""
+"""An engine with separate weights, as one in another process has."""
 
 
 # What is sent weights begins with those of the miniature, whatever the backend has put into the model that trains.
@@ -96,7 +96,7 @@ ENGINES = [
     rescored("one-late", "gives log-probs one token late in rounds", one_late),
 ]
 BACKENDS = [of_text(mutant) for mutant in cell.BROKEN]
-"""What is wrong in rounds of latents is wrong in those of text."""
+"""Mutants that fail in rounds of latents, tried in rounds of text."""
 MUTANTS = [*ENGINES, *BACKENDS]
 build = builder(MUTANTS)
 

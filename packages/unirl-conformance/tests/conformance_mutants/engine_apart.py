@@ -27,7 +27,7 @@ STARTS = "UNIRL_TEST_STARTS"
 
 
 class Environment:
-    """One that is there, as `unirl.engine_host.environment.EngineEnvironment` is."""
+    """One that is present. Fits `unirl.engine_host.environment.EngineEnvironment`."""
 
     def is_present(self, accel: str) -> bool:
         return accel == "cpu"
@@ -59,13 +59,13 @@ OF_LATENTS = dataclasses.replace(
 
 
 class Apart(CopyingEngine):
-    """Beside a process of its own, that of a server which answers nothing."""
+    """An engine with a separate process: a server that answers no call."""
 
     def __init__(self, config: Any, *, model: Any) -> None:
         super().__init__(config, model=model)
         self.is_closed = False
         self._process = EngineProcess(
-            # `dict()` is no calls at all.
+            # `dict()` serves no calls.
             Program(name="idle", python=Path(sys.executable), serve="builtins:dict", modules=(), start_timeout_s=60)
         )
         self._process.start()

@@ -1,5 +1,5 @@
-"""External engines with weights of their own and one fault: one start serves all claims of a row, and each fault shows
-all the same."""
+"""External engines with separate weights and one fault: one start serves all claims of a row, and each fault is still
+found."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def without_last_word(_: Any, request: Request) -> Fields:
 
 
 def binds_no_layer(_: Any, write_adapter: Any, update: WeightUpdate) -> dict[str, Any]:
-    """Looks for the layers of adapters under a prefix of its own, finds none, and calls it a success."""
+    """Looks for the layers of adapters under another prefix, finds none, and calls it a success."""
     write_adapter(replace(update, tensors={}))
     return dict(update.tensors)
 
@@ -93,7 +93,7 @@ IN_PROCESS = (
     "strips-prefixes-of-adapters",
     "writes-as-it-checks",
 )
-"""What is wrong in process is wrong in an external engine."""
+"""Names of in-process mutants that are tried as external engines, too."""
 
 
 def external(mutant: Mutant) -> Mutant:

@@ -1,4 +1,4 @@
-"""An engine with weights of its own: trainside's sampling over a copy of the model, as an engine elsewhere has one."""
+"""An engine with separate weights: trainside's sampling over a copy of the model, as an engine elsewhere has one."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def images(change: Callable[[Tensor], Tensor]) -> Callable[..., Fields]:
 
 
 def default_eta_if_unused(_: Any, request: Request, track: Track) -> Fields:
-    """Where no step is stochastic, so that it makes no difference."""
+    """Only where no step is stochastic, so that it makes no difference."""
     sampler = track.latent.sampler
     is_used = track.latent.sde_steps.numel() or sampler.eta == 0
     return {} if is_used else {"sampler": replace(sampler, eta=0.7)}
@@ -49,7 +49,7 @@ def with_digests(_: Any, request: Request, track: Track) -> Fields:
 
 
 def shares_step_noise(_: Any, generate: Any, request: Request) -> Track:
-    """Where a group shares its start. Row by row, for a track cannot hold an id twice."""
+    """Only where a group shares its start. Row by row, because a track cannot hold an id twice."""
     noise_ids = request.latent.noise_ids
     if len(set(noise_ids)) == request.num_rows:
         return generate(request)

@@ -24,7 +24,7 @@ SPEC = replace(
     build=f"{__name__}:build",
     capabilities=TEXT_ONLY.capabilities - {Cap.LOG_PROBS_TOKEN, Cap.SEEDS, Cap.INITIAL_NOISE},
 )
-"""Draws from a generator of its own, and gives no log-probs."""
+"""Draws from a separate generator, and gives no log-probs."""
 LINEAGE = "every-text-comes-back-with-its-lineage"
 LIMIT, STOPS = "a-text-that-reaches-its-limit-is-truncated", "stop-tokens-end-a-text"
 STRINGS, WORDS = "stop-strings-end-a-text-and-are-removed", "texts-decode-from-their-tokens"
@@ -85,7 +85,7 @@ def scored_as_requested(engine: Any, request: Request, track: Track) -> Fields:
 
 
 def scored_over_top_k(engine: Any, request: Request, track: Track) -> Fields:
-    """Of texts of one token."""
+    """Log-probs over the top k tokens, for completions of one token."""
     top_k = request.text.sampling.top_k
     if not top_k:
         return {}

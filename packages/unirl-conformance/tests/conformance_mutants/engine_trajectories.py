@@ -23,7 +23,7 @@ MODES, REPLAYED = "guidance-and-its-mode-are-honoured", "log-probs-are-those-of-
 
 
 def summed(_: Any, request: Request, track: Track) -> Fields:
-    """Without guidance; over the elements."""
+    """Summed over the elements; only without guidance."""
     segment = track.latent
     if segment.log_probs is None or segment.sampler.guidance_scale != 1.0:
         return {}

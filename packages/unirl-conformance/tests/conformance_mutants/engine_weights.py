@@ -1,4 +1,4 @@
-"""Engines with weights of their own that take full weights or adapters, keep them or sleep in a wrong way."""
+"""Engines with separate weights that take full weights or adapters, keep them or sleep in a wrong way."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MENDED = "an-adapter-does-not-mend-refused-weights"
 SLEEP, ASLEEP = "sleep-and-wake-give-the-same-samples", "weights-sent-to-a-sleeping-engine-are-refused-or-kept"
 LEFT_OUT = (Cap.CONDITIONS, Cap.LOG_PROBS_GAUSSIAN, Cap.SDE_STEPS_PER_GROUP, Cap.SIGMAS, Cap.TEXT_ROLLOUT)
 WEIGHTS = replace(SPEC, kernels=("flow-sde",), capabilities=SPEC.capabilities - {*LEFT_OUT})
-"""Less of its rollouts, where weights are wrong."""
+"""Fewer kinds of rollouts, for mutants with wrong weights."""
 
 
 class BreaksOff(CopyingEngine):
@@ -66,14 +66,14 @@ def weights(
 
 
 def full(change: Change) -> Change:
-    """The change, for full and merged weights alone. The method gets the update first."""
+    """The change, for full and merged weights only. The method gets the update first."""
     return lambda part, method, update, *rest: (
         method(update, *rest) if update.kind == "lora" else change(part, method, update, *rest)
     )
 
 
 def lora(change: Change) -> Change:
-    """The change, for adapters alone. The method gets the update first."""
+    """The change, for adapters only. The method gets the update first."""
     return lambda part, method, update, *rest: (
         change(part, method, update, *rest) if update.kind == "lora" else method(update, *rest)
     )
@@ -124,7 +124,7 @@ def reshaped(update: WeightUpdate, expected: Mapping[str, Tensor]) -> WeightUpda
 
 
 def filled_up(update: WeightUpdate, held: Mapping[str, Tensor]) -> WeightUpdate:
-    """With the last rows of these where a tensor ends early."""
+    """The update, with the last rows of `held` where a tensor ends early."""
     tensors = {name: torch.cat([rows, held[name][len(rows) :]]) for name, rows in update.tensors.items()}
     return replace(update, tensors=tensors)
 
@@ -138,7 +138,7 @@ def as_floats(update: WeightUpdate) -> WeightUpdate:
 
 
 def keeps_its_version(part: CopyingEngine, generate: Any, request: Request) -> Track:
-    """After full weights; the receipt says the new one."""
+    """Only after full weights; the receipt has the new version."""
     held = part.version
     part.version = 0 if vars(part).get("loaded") == "full" else held
     try:

@@ -24,7 +24,7 @@ from conformance_mutants.mutant import Mutant, builder, catalog_of, plugin, spec
 
 
 class Starts(LocalLauncher):
-    """With a process of its own, which it ends in `close` alone."""
+    """Starts a separate process, which only `close` ends."""
 
     process: subprocess.Popen[bytes] | None = None
 

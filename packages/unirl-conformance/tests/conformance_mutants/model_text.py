@@ -58,7 +58,7 @@ def padded(rows: list[Tensor]) -> list[Tensor]:
 
 
 def ends_with_line_break(_: Any, prompt_tokens: Any, inputs: Inputs, *, sampling: Any) -> list[Tensor]:
-    """As some checkpoints have one after the template."""
+    """Some checkpoints have one after the template."""
     rows = prompt_tokens(inputs, sampling=sampling)
     return [torch.cat([row, torch.tensor([10])]) if sampling.chat else row for row in rows]
 

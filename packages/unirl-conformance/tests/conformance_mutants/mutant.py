@@ -27,7 +27,7 @@ KINDS: tuple[SubjectKind, ...] = tuple(
 
 
 CATALOGS: dict[SubjectKind, tuple[str, ...]] = {
-    # Engines that are started once for many claims have a catalog of their own.
+    # Engines that are started once for many claims have a separate catalog.
     "engine": ("engine:catalog", "engine_apart_broken:catalog", "engine_media:catalog"),
     # In one catalog two broken parts would meet in a cell.
     "cell": ("cell:catalog", "cell:catalog_of_lagged", "cell_text:broken_engines", "cell_text:broken_backends"),
@@ -42,7 +42,7 @@ class Mutant:
     name: str
     """Name of the broken part (or dist), unique in its catalog."""
     breaks: str
-    """What is wrong with it, in a few words: "rounds the sigmas to bf16"."""
+    """Its defect in a few words: "rounds the sigmas to bf16"."""
     also: tuple[str, ...] = ()
     """Claims that necessarily fail with it; every other claim must still hold."""
     spec: Any = None

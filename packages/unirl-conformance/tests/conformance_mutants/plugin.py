@@ -16,7 +16,7 @@ from unirl.core.plugins.catalog import Catalog
 from conformance_mutants.mutant import Mutant
 
 GROUP = "planted.v1"
-"""Another entry-point group than the real one, so that nobody else in this process finds these plugins."""
+"""Another entry-point group than the real one, so that no other code in this process finds these plugins."""
 GAP = min(name for name, kind in claim_kinds().items() if kind == "engine")
 """A claim that is not about plugins, for valid gaps."""
 
@@ -87,7 +87,7 @@ class Config(PartConfig):
     width: int = 1
     """How wide it is."""
     inner: Inner = field(default_factory=Inner)
-    """What is inside."""
+    """Nested settings."""
 
 
 @dataclass

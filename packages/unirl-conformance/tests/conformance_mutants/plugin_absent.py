@@ -1,4 +1,4 @@
-"""A part that needs a package that nobody has."""
+"""A part that needs a package that does not exist."""
 
 from __future__ import annotations
 

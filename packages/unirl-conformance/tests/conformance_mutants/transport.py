@@ -21,7 +21,7 @@ NAMES = "names-are-small-and-never-reused"
 
 
 def as_fp32(tensors: list[Tensor]) -> list[Tensor]:
-    """In fp32 on the way."""
+    """Tensors that were fp32 on the way."""
     return [
         rows.float().to(rows.dtype) if rows.is_floating_point() else rows.float().long().to(rows.dtype)
         for rows in tensors
@@ -61,7 +61,7 @@ def counts_tensors(store: TensorStore, counts: Any) -> TransportCounts:
 
 def leave_process(store: TensorStore) -> None:
     if store.owner == "driver":
-        # In a session of its own, so that the end of the run does not end it; and not for ever.
+        # In a separate session, so that it outlives the run; but not for ever.
         subprocess.Popen(["sleep", "40"], start_new_session=True)
 
 

@@ -36,7 +36,7 @@ def make(**settings: Any) -> Alignprop:
 
 
 def expected_slopes(track: Any) -> list[Any]:
-    """Of the last 1, 2, ... steps, through their inputs as well."""
+    """Gradients through the last 1, 2, ... steps, and through their inputs."""
 
     def loss(count: int, weights: Any) -> float:
         x = track.latent.latents[:, STEPS - count].double().numpy()

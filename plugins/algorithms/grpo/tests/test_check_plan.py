@@ -1,4 +1,4 @@
-"""What a plan with GRPO or a relative is refused for, before anything starts."""
+"""Reasons to refuse a plan with GRPO or a variant, before anything starts."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ README: dict[str, dict[str, Any]] = {
     "rloo": {"advantage.leave_one_out": True, "advantage.normalize": False},
     "reinforce-pp": {"advantage.scope": "global", "advantage.center": "global"},
 }
-"""What the README says to set along with a name."""
+"""Settings that the README gives for a name."""
 
 
 def reasons(name: str, *, log_probs: bool = True, **settings: Any) -> list[str]:
-    """Of a plan with texts of 64 tokens and these settings."""
+    """Reasons to refuse a plan with completions of 64 tokens and these settings."""
     spec = NAMED[name]
     config = Catalog.discover().resolve(spec.config)
     given = {key: value for key, value in settings.items() if "." not in key}

@@ -116,7 +116,7 @@ def test_zero_advantages_give_no_gradient(bench: Any, config: GrpoConfig) -> Non
 
 @EACH
 def test_a_step_favours_texts_with_advantage(bench: Any, config: GrpoConfig) -> None:
-    """What becomes likelier, weighted by the advantage, with the terms that pull on their own switched off."""
+    """Gains in log-prob, weighted by the advantage, with the KL and entropy terms switched off."""
     plain = dataclasses.replace(config, kl_coef=0.0, entropy_coef=0.0)
     track = bench.track
     with torch.no_grad():

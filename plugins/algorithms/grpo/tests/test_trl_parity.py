@@ -97,7 +97,7 @@ def test_the_loss_and_its_gradient_are_those_of_trl(
 
 
 def prepared(trainer: Any, trl_scores: Any, **settings: Any) -> dict[str, Any]:
-    """What TRL makes of its rollout, with log-probs of other policies around those of the model, and these settings."""
+    """TRL's inputs of its rollout under these settings, with log-probs of other policies near those of the model."""
     plain = {"loss_type": "grpo", "beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.2, "entropy_coef": 0.0}
     for name, value in {**plain, "importance_sampling_level": "token", **settings}.items():
         setattr(trainer, name, value)

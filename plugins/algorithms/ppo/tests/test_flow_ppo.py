@@ -96,7 +96,7 @@ def test_advantages_meet_the_golden_numbers() -> None:
 
 def test_lambda_1_gives_the_reward_to_go_and_lambda_0_the_td_error() -> None:
     """With gamma 1: A + V is the reward at every step, A the value after the step less the one before; steps that are
-    not scored are no actions, so time goes from one scored step to the next."""
+    not scored are not actions, so time goes from one scored step to the next."""
     result = judged(make(whiten_advantages=False, gae_lambda=1.0))
     assert result.advantages is not None and result.returns is not None
     valid = (STEPS >= 0) & (WEIGHTS > 0)[:, None]
@@ -175,7 +175,7 @@ def test_the_algorithm_agrees_with_its_reference_under_every_setting() -> None:
 def test_policy_losses_meet_the_golden_vectors(
     log_ratio: float, advantage: float, settings: dict[str, Any], expected: float
 ) -> None:
-    """Of one step whose value is 0 and whose reward is the advantage; its critic is right."""
+    """One step whose old value is 0 and whose reward is the advantage; the critic predicts it exactly."""
     one = np.ones((1, 1))
     given = dataclasses.replace(
         inputs(), log_probs=one * log_ratio, old_log_probs=one * 0, means=np.zeros((1, 1, 2)),

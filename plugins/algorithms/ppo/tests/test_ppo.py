@@ -97,7 +97,7 @@ def test_returns_without_spread_have_no_explained_variance(bench: Bench) -> None
 def test_policy_losses_meet_the_golden_vectors(
     log_ratio: float, advantage: float, settings: dict[str, Any], expected: float
 ) -> None:
-    """Of one token whose value is right, so that the critic's loss is 0."""
+    """One token whose value is right, so that the critic's loss is 0."""
     one = np.ones((1, 1))
     given = TokenLossInputs(
         log_probs=one * log_ratio, old_log_probs=one * 0, entropy=one * 0, valid=one > 0, advantages=one * advantage,

@@ -121,7 +121,7 @@ def backend_of(case, folder, *, alone=False):
 
 
 def run(case, folder, *, rank=0, world=1):
-    """What a rank finds that holds its share of eight rows; collective."""
+    """Samples, gradients, metrics and weights of a rank with its share of eight rows; collective."""
     backend, model = backend_of(case, folder, alone=world == 1)
     copies = 1 if world == 1 else Fsdp2Config(**CASES[case]).copies
     holders = world // copies
@@ -144,7 +144,7 @@ def run(case, folder, *, rank=0, world=1):
 
 
 def refusals(folder, rank):
-    """What ranks of one sequence say that were given different rows, and one of fewer tokens than ranks."""
+    """Errors of ranks of one sequence for different rows, fewer tokens than ranks, and too few heads."""
     backend, model = backend_of("sequence", folder)
     track = video_track(model)
     said = {}

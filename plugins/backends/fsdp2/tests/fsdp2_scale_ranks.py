@@ -19,7 +19,7 @@ from unirl.train_host.sharding import local
 
 
 def run(folder, *, lazy, trains, dtype, mesh=None, critic=None):
-    """What a rank needs to build the model and to export its weights, and what it then holds."""
+    """Peak memory of a rank that builds the model and exports its weights, and digests of its shards."""
     with Meter() as built:
         model = build_model(Qwen3Config(path=str(folder / "checkpoint"), dtype=dtype), device="cpu", lazy=lazy)
         built.note(model.trainable.parameters())
@@ -53,7 +53,7 @@ def run(folder, *, lazy, trains, dtype, mesh=None, critic=None):
 
 
 def teach(folder, *, lazy):
-    """What a rank needs for the model as a teacher of a small one, and what it then says of some tokens."""
+    """Peak memory of a rank that holds the model as a teacher of a small one, and its scores of some tokens."""
     student = build_model(Qwen3Config(path=str(folder / "student")), device="cpu", lazy=True)
     backend = build(Fsdp2Config(trains="full"), model=student, train=TrainConfig(), steps=1, seed=3)
     with Meter() as built:
@@ -62,7 +62,7 @@ def teach(folder, *, lazy):
         if lazy:
             backend.hold_frozen(teacher)
         built.note(map(local, teacher.trainable.parameters()))
-    # Each rank asks for tokens of its own.
+    # Each rank scores different tokens.
     tokens = torch.arange(8 * (1 + dist.get_rank()), 8 * (2 + dist.get_rank()))
     batch = pad_batch([tokens[:3]], [tokens[3:]], pad_token=0)
     with torch.no_grad():

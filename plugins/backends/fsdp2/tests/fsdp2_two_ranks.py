@@ -28,7 +28,7 @@ def backend_of(case):
 
 
 def run(case, rows, *, folder=None):
-    """What a rank with these rows finds; collective."""
+    """Gradients, metrics and weights of a rank with these rows; collective."""
     backend, _ = backend_of(case)
     track = make_track(ToyModel())
     mine = track.select(rows) if rows else track.select([0]).padded(2).select([1])

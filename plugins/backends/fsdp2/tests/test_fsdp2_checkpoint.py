@@ -159,7 +159,7 @@ def test_a_disk_that_refuses_is_an_os_error(tmp_path):
 
 
 class Payload:
-    """What an attacker puts in a pickle: unpickling it makes a file."""
+    """Payload of a malicious pickle: unpickling it makes a file."""
 
     def __init__(self, path):
         self.path = path

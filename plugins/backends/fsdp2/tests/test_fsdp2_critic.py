@@ -1,4 +1,4 @@
-"""The critic of the FSDP2 backend: what it is, what trains it, that it goes on exactly, and that it stays here."""
+"""The critic of the FSDP2 backend: its values, its training, its exact resume, and that it is never exported."""
 
 import copy
 import dataclasses

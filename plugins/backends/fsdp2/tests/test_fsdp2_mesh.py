@@ -92,7 +92,7 @@ def test_a_mesh_that_does_not_fit_the_ranks_is_refused_with_the_arithmetic():
 def test_a_plan_that_matches_nothing_or_what_lora_adapts_is_refused(plan, settings, says, monkeypatch):
     from unirl.backends.fsdp2 import backend
 
-    # The check comes before any layer is split, so one rank may stand for the two that the mesh wants.
+    # The check comes before any layer is split, so one rank can take the place of the mesh's two.
     monkeypatch.setattr(backend, "Ranks", lambda *a, **k: None)
     model = ToyModel(spec=dataclasses.replace(SPLIT, tensor_parallel=plan))
     with pytest.raises(RecipeError, match=says):

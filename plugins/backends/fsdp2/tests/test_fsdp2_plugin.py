@@ -1,4 +1,4 @@
-"""What the plugin says of itself, and what it refuses before anything is loaded."""
+"""The plugin's spec and config, and settings refused before anything is loaded."""
 
 import subprocess
 import sys

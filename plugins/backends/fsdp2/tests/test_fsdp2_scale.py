@@ -24,8 +24,8 @@ KINDS = [{"trains": "full", "dtype": "bfloat16"}, {"trains": "lora", "dtype": "f
 
 
 def both_ways(folder, kinds, *, ranks, teaches=False):
-    """Of each kind: what every rank found after a lazy build, and what it found after an eager one. teaches: then of
-    the model as a teacher."""
+    """Results of every rank for each kind, after a lazy build and after an eager one. teaches: then those of the model
+    as a teacher."""
     cases = [{**kind, "lazy": lazy} for kind in kinds for lazy in (True, False)]
     (folder / "job.json").write_text(json.dumps({"ranks": ranks, "cases": cases, "teaches": teaches}))
     launch(SCRIPT, folder / "store", folder, ranks=ranks)

@@ -15,7 +15,7 @@ from unirl.train_host.critic_nets import POOLED, StepCriticNet
 
 
 def pooled(output):
-    """[64] means of runs of neighbours; the toy has 8 elements, so each is a run of its own and 56 are 0."""
+    """[64] means of runs of neighbours; the toy has 8 elements, so each is its own run and 56 are 0."""
     return torch.cat([output.flatten(), torch.zeros(POOLED - output.numel())])
 
 

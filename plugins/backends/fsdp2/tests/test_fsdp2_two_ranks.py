@@ -1,4 +1,4 @@
-"""Two gloo ranks in processes of their own against one rank here."""
+"""Two gloo ranks in separate processes against one rank here."""
 
 from pathlib import Path
 

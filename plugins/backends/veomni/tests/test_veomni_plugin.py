@@ -1,4 +1,4 @@
-"""What the plugin says of itself, what it refuses before anything is loaded, and one rank of it."""
+"""The plugin's spec and config, settings refused before anything is loaded, and training on one rank."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def reasons(config, **of_model) -> list[str]:
 
 
 def run_alone(code: str) -> str:
-    """Output of code in a process of its own: VeOmni patches transformers in the one that imports it."""
+    """Output of code in a separate process: VeOmni patches transformers in the one that imports it."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -22,7 +22,7 @@ GRADIENT_BOUND = 1e-6
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
-    """What rank 0 found, by the number of ranks."""
+    """Results of rank 0 by the number of ranks, and the folder of checkpoints."""
     folder = tmp_path_factory.mktemp("worlds")
     write_moe(folder / "moe")
     write_dense(folder / "dense", seed=0)
@@ -37,7 +37,7 @@ def worlds(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(worlds):
-    """What one rank of fsdp2 finds with all rows, by case; each is run once."""
+    """Results of one rank of fsdp2 with all rows, by case; each is run once."""
     found = {}
 
     def of(case):

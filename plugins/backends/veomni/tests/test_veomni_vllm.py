@@ -26,7 +26,7 @@ SCRIPT = Path(__file__).with_name("veomni_exports.py")
 WRITE = {"dense": lambda folder: write_dense(folder, seed=0), "moe": write_moe}
 PROMPTS = ("What is 47 + 85?", "a")
 ROUNDING = 1e-5
-"""Of a log-prob, in nats: as between any two libraries that sum fp32 logits of order 10 in different orders."""
+"""Tolerance of a log-prob, in nats: as between two libraries that sum fp32 logits of order 10 in different orders."""
 SECONDS = 280
 
 

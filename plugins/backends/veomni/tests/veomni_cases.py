@@ -157,7 +157,7 @@ def make_backend(name, case, model):
 
 
 def run(name, case, folder, *, rank=0, world=1, lazy=False):
-    """What a rank finds that holds its share of eight rows, after three updates; collective."""
+    """Gradients, metrics and weights of a rank with its share of eight rows, after three updates; collective."""
     model = make_model(case, folder, lazy=lazy)
     backend = make_backend(name, case, model)
     copies = backend._config.copies if world > 1 else 1

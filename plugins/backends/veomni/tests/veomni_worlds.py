@@ -18,7 +18,7 @@ DEADLINE_S = 280
 
 
 def refusals(folder, rank):
-    """What is said of meshes that a model cannot be laid out on."""
+    """Errors for meshes that a model cannot be laid out on."""
 
     def said(case, mesh, **changes):
         model = veomni_cases.make_model(case, folder)
@@ -35,7 +35,7 @@ def refusals(folder, rank):
 
 
 def cases_of(rank, world, folder):
-    """What `run` finds for every case of a world."""
+    """Results of `run` for every case of a world."""
     found = {}
     for case in veomni_cases.CASES[world]:
         print(case, flush=True)

@@ -181,7 +181,7 @@ def test_offline_pairs_start_at_the_logarithm_of_two_and_are_learned(catalog: Ca
 
 
 def test_stored_images_regularise_another_algorithm(catalog: Catalog, tmp_path: Path) -> None:
-    """A stage of its own on the same weights, from a file of its own, with a weight."""
+    """A separate stage on the same weights, from its own file, with a weight."""
     overrides = [f"engine.stored.path={targets(tmp_path, 3)}", "data.eval=''"]
     overrides += ["data.prompts_per_step=2", "data.samples_per_prompt=4", "run.max_steps=1"]
     plan = planned(catalog, "quickstart-regularised", overrides, tmp_path)

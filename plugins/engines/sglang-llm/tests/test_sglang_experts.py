@@ -51,7 +51,7 @@ def engine(experts_folder: Path) -> Iterator[ExternalTextEngine]:
 
 
 def test_each_expert_is_the_one_that_was_sent(engine: ExternalTextEngine, model: Qwen3Model, ask: Ask) -> None:
-    """Of all weights of a layer, those of one part of one expert are changed at a time."""
+    """Only one part of one expert of a layer is changed at a time."""
     experts = model.causal_lm.model.layers[1].mlp.experts
     for version, (weight, row) in enumerate([("gate_up_proj", 1), ("gate_up_proj", -1), ("down_proj", 0)], start=1):
         with torch.no_grad():

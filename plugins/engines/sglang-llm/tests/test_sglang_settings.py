@@ -1,4 +1,4 @@
-"""What is decided before SGLang starts: settings, versions, the environment. None of this needs SGLang."""
+"""Settings, versions and the environment, checked before SGLang starts. None of this needs SGLang."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def fails_half_way() -> Iterator[None]:
 
 @contextlib.contextmanager
 def writes_something_else() -> Iterator[None]:
-    """What is written is not what is computed with: here, a copy takes the weights."""
+    """Weights are written to a copy, which it does not compute with."""
     from unirl.engines.vllm_omni import worker_extension
 
     real, count = worker_extension.held_weights, 0

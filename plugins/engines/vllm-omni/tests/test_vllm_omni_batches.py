@@ -17,7 +17,7 @@ from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.model import build as build_model
 
 IN_A_PROCESS = {"distributed_executor_backend": "mp"}
-"""The worker is a process of its own, as vLLM-Omni has it for several GPUs and always for Wan 2.2."""
+"""The worker is a separate process, as in vLLM-Omni for several GPUs and always for Wan 2.2."""
 
 
 @pytest.mark.parametrize("release", ["", "0.30.0"])

@@ -1,4 +1,4 @@
-"""What the workers of vLLM-Omni answer, and what the server makes of it."""
+"""Replies of vLLM-Omni's workers, and how the server combines them."""
 
 from __future__ import annotations
 

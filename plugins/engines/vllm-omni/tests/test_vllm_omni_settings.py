@@ -1,4 +1,4 @@
-"""What is decided before vLLM-Omni starts: settings, versions, the environment. None of this needs vLLM-Omni."""
+"""Settings, versions and the environment, checked before vLLM-Omni starts. None of this needs vLLM-Omni."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided before vLLM starts: settings, versions, the environment. None of this needs vLLM."""
+"""Settings, versions and the environment, checked before vLLM starts. None of this needs vLLM."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     python plugins/launchers/ray/scripts/fault_table.py docs/explanation/faults.md [killed-rollout-score ...]
 
 Writes the table between the two marks of that page; of a table that is there, the rows that are named, or all of it.
-Takes some twelve minutes on two cores. Ends with 1 when a run that went on or was resumed does not give the numbers of
-an undisturbed one, or when a process is left.
+Takes some twelve minutes on two cores. Ends with 1 when a run that continued or was resumed does not give the numbers
+of an undisturbed one, or when a process is left.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HUNG = (
     ("train", "train"),
     ("train", "checkpoint"),
 )
-"""A worker that nobody asks anything does not hang as far as anybody can tell; these are asked, or waited for."""
+"""A hung worker is noticed only if it is called or waited for; these are."""
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 

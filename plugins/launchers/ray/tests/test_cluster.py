@@ -25,7 +25,7 @@ from unirl.tools.doctor_command import command as doctor
 pytestmark = pytest.mark.slow
 
 TWO_STEPS = ("run.max_steps=2", "data.prompts_per_step=3")
-# Each machine has two CPUs and each rank takes two, so every rank has a machine of its own.
+# Each machine has two CPUs and each rank takes two, so every rank is on a separate machine.
 SPREAD = ("launcher.train_ranks=3", "launcher.cpus=2", "launcher.reward_cpus=0")
 
 

@@ -159,7 +159,7 @@ def test_a_train_rank_that_hangs_ends_the_run_and_alone_is_named(
 def test_an_object_store_that_is_full_ends_the_run_in_a_sentence_and_harms_no_checkpoint(
     whole: dict[tuple[str, ...], Path], tmp_path: Path
 ) -> None:
-    """Of this cluster the disk counts as full, too, so that Ray has nowhere else to put the weights of the second step."""
+    """The cluster's disk counts as full too, so that Ray has nowhere else to put the weights of the second step."""
     folder = tmp_path / "run"
     words = (*APART, "launcher.carrier=ray")
     with full_object_store(at_sync=2), pytest.raises(RunFailed) as caught:
@@ -176,7 +176,7 @@ def test_an_object_store_that_is_full_ends_the_run_in_a_sentence_and_harms_no_ch
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_nothing_is_left_of_a_run_whose_driver_ends(tmp_path: Path, how: signal.Signals) -> None:
-    """The command line, with a cluster of its own; Ctrl-C goes to all processes of its terminal at once."""
+    """The command line, with its own cluster; Ctrl-C goes to all processes of its terminal at once."""
     folder, mark = tmp_path / "run", uuid.uuid4().hex
     words = [*SMALL, *APART, "run.max_steps=400", f"run.dir={folder}", "launcher.num_cpus=8"]
     # A cluster that the environment names is not joined: launcher.address is empty.

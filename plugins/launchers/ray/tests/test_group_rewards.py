@@ -1,4 +1,4 @@
-"""What workers that score get of the samples: whole groups where a reward compares them, and the frames that it reads."""
+"""Samples sent to scoring workers: whole groups where a reward compares them, and the frames that it reads."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def joint_run(folder: Path, *words: str, backend: str = "fsdp2", resume: bool = 
 
 
 def moved(folder: Path) -> list[list[list[str]]]:
-    """Of each process, in its order: what was done with which model."""
+    """Log of each process in order: what was done with which model."""
     files = sorted((folder / "notes").iterdir())
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 

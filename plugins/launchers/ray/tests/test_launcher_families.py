@@ -61,7 +61,7 @@ LOSSES = {
 @pytest.mark.parametrize("algorithm", LOSSES)
 def test_losses_of_every_family_are_those_of_one_process(algorithm: str, tmp_path: Path, ray_here: None) -> None:
     """The forward process draws its points by sample, a pair stays on one rank, and every rank has its teacher, with its
-    guidance. Gradients of rewards and critics have tests of their own here, policy gradients
+    guidance. Gradients of rewards and critics are tested separately here, policy gradients
     in test_launchers.py."""
     recipe, words, small = LOSSES[algorithm]
     at = "backend.student" if recipe == "quickstart-distillation" else "backend"

@@ -28,7 +28,7 @@ ADAPTIVE_KL = (
     f"algorithm.kl_target={KL_TARGET}",
     f"algorithm.kl_horizon={KL_HORIZON}",
 )
-"""A state of the algorithm, which the driver decides, the ranks use and a resume goes on with."""
+"""State of the algorithm, which the driver decides, the ranks use and a resume continues with."""
 # An element of Adam's step is lr g / (|g| + eps): with the usual eps of 1e-8 the rounding of a gradient near 0 decides its
 # sign, and eight updates may differ by 8 lr. With eps they differ by lr / eps of the rounding, see `BAR`.
 WHOLE = ("run.max_steps=4", "run.save_every=2", "backend.eps=1e-3", *ADAPTIVE_KL)

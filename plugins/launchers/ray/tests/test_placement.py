@@ -181,7 +181,7 @@ def test_the_defaults_are_accepted() -> None:
         ("abab", 2, [[0, 2], [1, 3]]),
         # Whole groups, as even in rows as that allows: 4 and 1 + 1 + 2.
         ("aaaabcdd", 2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
-        # Fewer groups than workers: rows are dealt singly, where they are no units.
+        # Fewer groups than workers: rows are distributed singly, where they are not units.
         ("aaa", 2, [[0, 1], [2]]),
         ("a", 3, [[0], [], []]),
     ],

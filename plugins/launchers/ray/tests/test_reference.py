@@ -1,4 +1,4 @@
-"""A reference policy with workers of its own: the numbers of a copy that the train ranks keep."""
+"""A reference policy on its own workers: the numbers of a copy that the train ranks keep."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ ROWS = 3
 
 
 def track(*, large: float = 1.0, small: float = 1.0) -> Track:
-    """Of its latents 1 KiB a row stay behind; log-probs come along."""
+    """A track whose latents, 1 KiB a row, stay behind; its log-probs come along."""
     return Track(
         name="image",
         sample_ids=("a", "b", "c"),

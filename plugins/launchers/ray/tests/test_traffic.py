@@ -1,4 +1,4 @@
-"""What the driver carries, and what a weight transfer sends: counted in runs."""
+"""Bytes that the driver carries and that a weight transfer sends, counted in runs."""
 
 from __future__ import annotations
 

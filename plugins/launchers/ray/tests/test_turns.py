@@ -57,7 +57,7 @@ def test_a_device_is_free_before_the_other_one_takes_it(
 
 
 def asked_of_the_plan(plan) -> list[str]:
-    """What the settings of the launcher say of a plan."""
+    """Problems that the settings of the launcher find in a plan."""
     assert plan.launcher is not None
     return [str(reason.under("launcher")) for reason in plan.launcher.config.problems(plan, plan.only)]
 

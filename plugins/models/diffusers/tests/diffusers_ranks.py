@@ -1,4 +1,4 @@
-"""What a process of a run builds, and what it computes: one of two ranks (`python diffusers_ranks.py RANK STORE FOLDER`)
+"""One process of a run: one of two ranks (`python diffusers_ranks.py RANK STORE FOLDER`)
 with a model built lazily and sharded by FSDP2, or a process alone with an eager one."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def computed(case: dict[str, Any], *, rank: int | None = None) -> dict[str, Any]
 
 
 def launched(folder: Path, cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Of each case the results of two ranks. Fails with the output of both when one does."""
+    """Results of two ranks for each case. Fails with the output of both when one fails."""
     (folder / "cases.json").write_text(json.dumps(cases))
     launch(Path(__file__), folder / "store", folder, ranks=RANKS, deadline_s=DEADLINE_S)
     found = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(RANKS)]

@@ -52,7 +52,7 @@ def sources(name: str, seed: int = 0) -> list[Image.Image]:
 
 
 def inputs_of(name: str, *texts: str) -> Inputs:
-    """Prompts, with images of their own where the pipeline takes any."""
+    """Prompts, each with its own images where the pipeline takes any."""
     images = [
         tuple(
             LoadedImage.of(torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255, role="source")

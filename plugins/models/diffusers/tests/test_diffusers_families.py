@@ -36,8 +36,8 @@ WARNINGS = [
 pytestmark = [*WARNINGS]
 Load = Callable[..., DiffusersModel]
 SAME = 1e-5
-"""Of the largest element. The same fp32 operations, in batches of other sizes, which sum in another order: 1e-7 in each
-of a few layers. A step of sigma, a sign or an order that is wrong is of the order of 1."""
+"""Fraction of the largest element. The same fp32 operations, in batches of other sizes, which sum in another order: 1e-7
+in each of a few layers. A wrong step of sigma, sign or order gives an error of about 1."""
 
 
 @dataclass
@@ -129,7 +129,7 @@ def test_a_pipeline_gives_the_numbers_of_its_own_run(name: str, load: Load, fold
     assert x.shape[1:] == model.latent_shape(sampling)
     conditions = rows(dict(model.encode(inputs_of(name, PROMPT), sampling=sampling)), [0] * STEPS)
     with torch.no_grad():
-        # All steps at once: every row has a sigma of its own.
+        # All steps at once: every row has its own sigma.
         velocity = model.velocity(x[:-1], sigmas[:-1].float(), conditions)
         media = model.decode(x[-1:])
     assert gap(velocity, family.sign * latents(model, own.predictions, sampling)) <= SAME
@@ -193,7 +193,7 @@ def test_rows_of_a_batch_are_those_of_each_alone_and_have_gradients(name: str, l
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_in_bfloat16_a_velocity_is_that_of_float32_but_for_rounding(name: str, load: Load) -> None:
-    """Of another size than the other tests'. The loaded model has been compared with its pipeline's bf16 run already."""
+    """Size other than in the other tests. The loaded model has been compared with its pipeline's bf16 run already."""
     sampling = dataclasses.replace(sampling_of(name), height=128, width=64)
     models = [load(name), load(name, dtype="bfloat16")]
     assert {p.dtype for p in models[1].trainable.parameters()} & {torch.bfloat16}

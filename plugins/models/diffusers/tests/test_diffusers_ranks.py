@@ -20,8 +20,8 @@ NUM_LAUNCHES = 3
 CHUNKS = [list(FAMILIES)[start::NUM_LAUNCHES] for start in range(NUM_LAUNCHES)]
 FULL = [*FP32, "backend.trains=full", "backend.activation_checkpointing=true"]
 SAME = 2e-5
-"""Of the largest element. Rows in batches of other sizes and gradients of two ranks added: fp32 sums in another order, 1e-7
-in each of some ten layers and back. A row or a rank too many, or a factor of two, is of the order of 1."""
+"""Fraction of the largest element. Rows in batches of other sizes and gradients of two ranks added: fp32 sums in another
+order, 1e-7 in each of some ten layers and back. A row or a rank too many, or a factor of two, gives about 1."""
 
 
 def case_of(name: str, folder: Path, *words: str, **settings: Any) -> dict[str, Any]:

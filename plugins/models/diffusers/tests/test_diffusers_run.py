@@ -19,7 +19,7 @@ SHORT = ["sampling.num_inference_steps=3", "sampling.sde.count=2"]
 
 
 def trained(folder: Path, path: Path, words: list[str], *, name: str = "") -> list[dict[str, float]]:
-    """Metrics of the steps. name: of a family, whose prompts have source images of their own."""
+    """Metrics of the steps. name: of a family, whose prompts have their own source images."""
     lines: list[str] = []
     for number, text in enumerate(TEXTS):
         media: list[dict[str, str]] = []

@@ -42,7 +42,7 @@ def enlarge(folder: Path, **settings: int) -> nn.Module:
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """What FSDP2 gathers at a time, besides the root."""
+    """Blocks that FSDP2 gathers one at a time, besides the root."""
     return [block for part in module.children() if isinstance(part, nn.ModuleList) for block in part]
 
 
@@ -52,7 +52,7 @@ def num_bytes(module: nn.Module) -> int:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[nn.Module, list[Any]]]:
-    """Of each pipeline its transformer, and what every rank found after a lazy build and after an eager one."""
+    """Transformer of each pipeline, and results of every rank after a lazy build and after an eager one."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "prompts.txt").write_text("a ring\n")
     transformers, cases = dict[str, nn.Module](), dict[str, list[str]]()

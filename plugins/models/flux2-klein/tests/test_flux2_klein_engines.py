@@ -91,7 +91,7 @@ def test_ranks_that_would_split_a_layer_of_several_parts_are_refused(model: Flux
 def test_images_that_the_pipeline_does_not_take_are_refused_by_name(
     engine: ExternalLatentEngine, model: Flux2KleinModel, edit: Ask, tmp_path: Path
 ) -> None:
-    """And the engine goes on."""
+    """And the engine continues to work."""
     engine.load_weights(full_update(model, version=1))
     request = edit(engine).select([0])
     Image.new("RGB", (63, 80)).save(tmp_path / "narrow.png")
@@ -139,7 +139,7 @@ def test_in_bf16_edits_of_vllm_omni_equal_those_of_the_trainer_to_its_own_roundi
 def test_a_run_edits_images_with_ratio_1(
     engine: ExternalLatentEngine, model: Flux2KleinModel, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """Of several sizes, one of the prompts with two, by LoRA."""
+    """Images of several sizes, one of the prompts with two, by LoRA."""
     media = [tiny.media(tmp_path, number=number) for number in range(3)]
     words = [f"model.path={tiny_folder}", "train.micro_batch_size=2"]
     check_edit_run("flux2-klein/flow-grpo", words, engine=engine, model=model, media=media, folder=tmp_path)

@@ -1,4 +1,4 @@
-"""What FLUX.2 [klein] refuses, what trains, and a run that edits images."""
+"""Refusals of FLUX.2 [klein], its trainable parameters, and a run that edits images."""
 
 from __future__ import annotations
 

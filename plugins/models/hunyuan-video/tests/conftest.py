@@ -29,7 +29,7 @@ def on_the_same_weights() -> Callable[[HunyuanVideoModel], Any]:
     """diffusers' pipeline on a model's own components.
 
     A convolution's last bit depends on where its weights lie in memory. That they are the weights that diffusers loads
-    is a test of its own, and conformance compares with a pipeline that was loaded apart from the model.
+    is a separate test, and conformance compares with a pipeline that was loaded apart from the model.
     """
 
     def made(model: HunyuanVideoModel) -> Any:

@@ -42,7 +42,7 @@ def on_the_same_weights() -> Callable[[HunyuanVideo15Model], Any]:
     """diffusers' pipeline on a model's own components.
 
     A convolution's last bit depends on where its weights lie in memory. That they are the weights that diffusers loads
-    is a test of its own, and conformance compares with a pipeline that was loaded apart from the model.
+    is a separate test, and conformance compares with a pipeline that was loaded apart from the model.
     """
 
     def made(model: HunyuanVideo15Model) -> Any:

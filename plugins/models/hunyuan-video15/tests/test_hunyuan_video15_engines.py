@@ -17,7 +17,7 @@ from unirl.models.hunyuan_video15.config import HunyuanVideo15Config
 from unirl.models.hunyuan_video15.model import HunyuanVideo15Model, build
 
 PROMPTS = ('a sign that says "STOP" beside a red ring', "a blue square on the left of two green discs", "")
-"""Of different lengths, one with quoted words; the first two are longer than their conditions."""
+"""Prompts of different lengths, one with quoted words; the first two are longer than their conditions."""
 
 
 @pytest.fixture

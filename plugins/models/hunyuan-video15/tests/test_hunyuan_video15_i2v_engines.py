@@ -24,7 +24,7 @@ from unirl.models.hunyuan_video15.config import HunyuanVideo15ImageConfig
 from unirl.models.hunyuan_video15.image import HunyuanVideo15ImageModel, build
 
 PROMPTS = ('a sign that says "STOP" beside a red ring', "a blue square on the left of two green discs", "")
-"""Of different lengths, one with quoted words; the first two are longer than their conditions."""
+"""Prompts of different lengths, one with quoted words; the first two are longer than their conditions."""
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_conditions_have_features_and_latents_of_the_frame_beside_both_texts(
 def test_a_second_frame_and_one_that_would_lose_more_than_half_are_refused(
     engine: ExternalLatentEngine, model: HunyuanVideo15ImageModel, ask: Ask, tmp_path: Path
 ) -> None:
-    """Before anything is sent, and the engine goes on."""
+    """Before anything is sent, and the engine continues to work."""
     engine.load_weights(full_update(model, version=1))
     request = ask(engine).select([0])
     (media,) = request.inputs.media

@@ -49,7 +49,7 @@ def sources(tmp_path: Path) -> list[tuple[MediaRef, ...]]:
 
 
 def recorded(pipeline: Any, run: Callable[[], Any]) -> list[tuple[dict[str, Tensor], Tensor]]:
-    """What its transformer was given and gave at each call."""
+    """Arguments and output of its transformer at each call."""
     calls: list[tuple[dict[str, Tensor], Tensor]] = []
     handle = pipeline.transformer.register_forward_hook(
         lambda _module, _args, kwargs, out: calls.append((kwargs, out[0])), with_kwargs=True

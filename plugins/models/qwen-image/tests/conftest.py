@@ -30,7 +30,7 @@ def pipeline(model: QwenImageModel) -> QwenImagePipeline:
     """diffusers' pipeline on the model's own components.
 
     A convolution's last bit depends on where its weights lie in memory. That they are the weights that diffusers loads
-    is a test of its own, and conformance compares with a pipeline that was loaded apart from the model.
+    is a separate test, and conformance compares with a pipeline that was loaded apart from the model.
     """
     result = QwenImagePipeline(**model.pipeline.components)
     result.set_progress_bar_config(disable=True)

@@ -53,7 +53,7 @@ def engine(request: pytest.FixtureRequest, editor: Editor) -> Iterator[ExternalL
 def test_more_sources_than_the_model_takes_are_refused_by_their_number(
     engine: ExternalLatentEngine, model: QwenImageEditModel, editor: Editor, edit: Ask
 ) -> None:
-    """Before anything is sent, and the engine goes on. Several are for Qwen-Image-Edit-Plus."""
+    """Before anything is sent, and the engine continues to work. Several are for Qwen-Image-Edit-Plus."""
     engine.load_weights(full_update(model, version=1))
     request = edit(engine).select([0])
     (source, *_) = request.inputs.media[0]
@@ -90,7 +90,7 @@ def test_two_ranks_and_the_earliest_release_of_vllm_omni_edit_as_the_trainer_doe
 def test_a_run_edits_images_with_ratio_1(
     engine: ExternalLatentEngine, model: QwenImageEditModel, editor: Editor, tmp_path: Path
 ) -> None:
-    """Of several sizes, by LoRA."""
+    """Images of several sizes, by LoRA."""
     media = [editor.sources(tmp_path, number=number) for number in range(3)]
     words = [f"model.path={editor.folder}", "model.dtype=float32", "model.vae_dtype=float32"]
     words += [f"model.source_area={AREAS['source_area']}"]

@@ -1,4 +1,4 @@
-"""What the editing models refuse, what trains, and runs that edit images."""
+"""Refusals of the editing models, their trainable parameters, and runs that edit images."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def assert_given_as_by_the_pipeline(
 def test_conditions_and_velocities_are_the_pipelines_bit_for_bit(
     editor: Editor, sampling: LatentSamplingConfig, tmp_path: Path, number: int, size: tuple[int, int]
 ) -> None:
-    """Of both branches, with one source and two, of three ratios."""
+    """Both branches, with one source and two, of three ratios."""
     height, width = size
     asked = dataclasses.replace(sampling, num_inference_steps=2, height=height, width=width, guidance_scale=4.0)
     sources = editor.sources(tmp_path, number=number)

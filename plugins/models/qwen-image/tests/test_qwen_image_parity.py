@@ -20,7 +20,7 @@ from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
 
 PROMPTS = ["a red ring on the left", "a dog", "two green discs, one above the other"]
-"""Of different lengths, so that the shorter ones are padded and masked."""
+"""Prompts of different lengths, so that the shorter ones are padded and masked."""
 NEGATIVES = ["blurry", "", " "]
 # The pipeline's scheduler shifts and stretches in fp32, ours in fp64: four spacings of fp32 numbers just below 1.
 SIGMA_TOLERANCE = 2.4e-7
@@ -170,7 +170,7 @@ def test_velocities_are_the_pipelines_bit_for_bit(
 def test_final_latents_and_images_without_noise_are_the_pipelines(
     model: QwenImageModel, pipeline: QwenImagePipeline, sampling: LatentSamplingConfig, scale: float
 ) -> None:
-    """The whole way, with guidance too: prompts of different lengths, negatives of their own, an oblong image."""
+    """The whole way, with guidance too: prompts of different lengths, their own negatives, an oblong image."""
     asked = dataclasses.replace(sampling, guidance_scale=scale)
     x = initial(model, asked)
     latents, calls = run_pipeline(pipeline, x, asked)

@@ -59,7 +59,7 @@ def load_reference(folder: Callable[..., Path]) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    """A prompt about one image, one about two and one about another image, each under an id of its own."""
+    """A prompt about one image, one about two and one about another image, each under its own id."""
     images = tmp_path_factory.mktemp("images")
     one, two, three = (tiny.media(images, number=number) for number in range(3))
     return Inputs(ids=("a", "b", "c"), prompts=PROMPTS, texts=PROMPTS, media=(one, (*two, *three), two))

@@ -1,4 +1,4 @@
-"""What a model of images is given: images of one instruction apart, and bad files, prompts and checkpoints refused."""
+"""Inputs of a vision-language model: one instruction for several images; bad files, prompts and checkpoints refused."""
 
 from __future__ import annotations
 

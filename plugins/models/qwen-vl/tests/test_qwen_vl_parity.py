@@ -39,7 +39,7 @@ def reference_prompts(folder: Path, inputs: Inputs, sampling: TextSamplingConfig
 
 
 def reference_log_probs(reference: Any, prompts: list[Any], answers: list[Tensor], *, temperature: float) -> Tensor:
-    """Of the answers, one text at a time through all of its logits. Their image tokens are embedded as tokens."""
+    """Log-probs of the answers, one text at a time through all logits. Their image tokens are embedded as tokens."""
     result: list[Tensor] = []
     for prompt, answer in zip(prompts, answers, strict=True):
         whole = torch.cat([prompt["input_ids"][0], answer])

@@ -30,7 +30,7 @@ Texts = tuple[list[Tensor], list[Tensor]]
 
 
 def reference_log_probs(reference: Any, texts: Texts, *, temperature: float) -> tuple[Tensor, Tensor]:
-    """Of the answers, one text at a time through all of its logits; and the entropies."""
+    """Log-probs and entropies of the answers, one text at a time through all of its logits."""
     log_probs: list[Tensor] = []
     entropies: list[Tensor] = []
     for prompt, answer in zip(*texts, strict=True):

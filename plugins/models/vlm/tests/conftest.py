@@ -59,7 +59,7 @@ def load_reference(folder: Callable[[str], Path]) -> Callable[[str], Any]:
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    """A prompt about one image, one about two and one about another image, each under an id of its own; images of
+    """A prompt about one image, one about two and one about another image, each under its own id; images of
     three sizes."""
     images = tmp_path_factory.mktemp("images")
     one, two, three = (image_miniature.media(images, number=number) for number in range(3))

@@ -152,7 +152,7 @@ def test_gradients_are_those_of_transformers_and_reach_the_tower_where_it_trains
     folder: Callable[[str], Path],
     inputs: Inputs,
 ) -> None:
-    """Of the first token of each completion: it comes from the prompt alone, as in transformers' own forward."""
+    """Gradients of each completion's first token: it comes from the prompt alone, as in transformers' own forward."""
     model, own = load(name, train_vision=train_vision), load_reference(name)
     sampling = TextSamplingConfig()
     firsts = [text[:1] for text in answers(model)]

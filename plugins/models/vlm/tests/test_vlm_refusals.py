@@ -118,7 +118,7 @@ def test_other_checkpoints_are_refused(folder: Callable[[str], Path], tmp_path: 
 
 
 def test_an_architecture_without_places_of_images_is_refused(tmp_path: Path) -> None:
-    """Idefics3 merges images by code of its own."""
+    """Idefics3 merges images with its own code."""
     words = tokenizer("<image>", {"image_token": "<image>"})
     config = transformers.Idefics3Config(
         text_config={"model_type": "llama", **TEXT, "vocab_size": len(words)},

@@ -1,4 +1,4 @@
-"""What can be tried of the bridge without vLLM-Omni: names, prompts, and which rows an expert has."""
+"""Parts of the bridge that run without vLLM-Omni: names, prompts, and which rows an expert has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLING = LatentSamplingConfig(max_sequence_length=4)
 
 
 class Prompts:
-    """Stands for the pipeline, and keeps the prompt that it encodes."""
+    """Stand-in for the pipeline that keeps the prompt that it encodes."""
 
     seen = ""
 

@@ -90,7 +90,7 @@ def assert_given_as_by_the_pipeline(
 def test_conditions_and_velocities_are_the_pipelines_bit_for_bit(
     model: WanFirstFrame, sampling: LatentSamplingConfig, tmp_path: Path, size: tuple[int, int, int], number: int
 ) -> None:
-    """Of both branches, with frames of three sizes and ratios, each scaled to those of the video."""
+    """Both branches, with frames of three sizes and ratios, each scaled to those of the video."""
     asked = sized(sampling, size, num_inference_steps=2, **GUIDED)
     inputs = frames_of(tmp_path, [number], PROMPTS[:1], height=asked.height, width=asked.width)
     assert_given_as_by_the_pipeline(model, asked, inputs)

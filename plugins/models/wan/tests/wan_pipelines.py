@@ -69,7 +69,7 @@ def pipeline_of(model: WanModel, **parts: Any) -> Any:
     """diffusers' pipeline on a model's own components, with Euler steps of the published shift.
 
     A convolution's last bit depends on where its weights lie in memory. That they are the weights that diffusers loads
-    is a test of its own, and conformance compares with a pipeline that was loaded apart from the model.
+    is a separate test, and conformance compares with a pipeline that was loaded apart from the model.
 
     parts: components and settings in place of its own.
     """

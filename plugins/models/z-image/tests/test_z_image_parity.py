@@ -127,7 +127,7 @@ def test_velocities_are_the_pipelines_bit_for_bit(
 def test_final_latents_and_images_without_noise_are_the_pipelines(
     model: ZImageModel, pipeline: ZImagePipeline, sampling: LatentSamplingConfig, scale: float
 ) -> None:
-    """The whole way, with guidance too: prompts of different lengths, negatives of their own, an oblong image."""
+    """The whole way, with guidance too: prompts of different lengths, their own negatives, an oblong image."""
     asked = dataclasses.replace(sampling, guidance_scale=scale)
     x = initial(model, asked)
     latents, calls = run_pipeline(pipeline, x, asked)

@@ -28,7 +28,7 @@ CLOSE = {"rtol": 1e-5, "atol": 2e-5}
 
 
 def pipeline(name: str, folder: str, images: Tensor, prompts: list[str]) -> tuple[Any, Tensor, Tensor]:
-    """What transformers makes of 8-bit images and prompts: its output, and cosines by their definition."""
+    """Model and output of transformers for 8-bit images and prompts, and cosines by their definition."""
     is_siglip = name == "siglip"
     model: Any = (SiglipModel if is_siglip else CLIPModel).from_pretrained(folder)
     processor = (SiglipImageProcessorPil if is_siglip else CLIPImageProcessorPil).from_pretrained(folder)

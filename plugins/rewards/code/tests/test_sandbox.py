@@ -372,6 +372,6 @@ def _has_route() -> bool:
 
 
 def test_the_frames_are_json() -> None:
-    """What crosses is JSON: there is no pickle for the code to write."""
+    """Only JSON crosses: there is no pickle for the code to write."""
     source = "".join(path.read_text() for path in Path(__file__).parents[1].glob("src/**/*.py"))
     assert "pickle" not in source and "marshal" not in source

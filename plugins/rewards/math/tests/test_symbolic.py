@@ -196,7 +196,7 @@ def test_closing_ends_the_process_also_while_it_grades() -> None:
 
 
 def test_no_process_outlives_the_run_that_started_it() -> None:
-    """The run is killed, so nothing of its own can clean up; the pipe ends, and the worker with it."""
+    """The run is killed, so it cannot clean up; the pipe closes, and the worker ends with it."""
     code = """
 import os, signal
 from unirl.rewards.math.worker_pool import Job, WorkerPool

@@ -102,7 +102,7 @@ def test_scores_are_shares_of_frames_and_of_steps() -> None:
         "another color for two frames of five": (green_at_last, (3 / 5, 1, 1)),
         "gone in the last frame": (gone, (4 / 5, 4 / 5, 3 / 4)),
         "black": (torch.zeros_like(clip), (0, 0, 0)),
-        # All lit is a square to the reader of images, and white is no colour.
+        # All lit is a square to the reader of images, and white is not a colour.
         "white": (torch.ones_like(clip), (0, 0, 0)),
     }
     scores = score([asked] * len(cases), [frames for frames, _ in cases.values()])
@@ -115,7 +115,7 @@ def test_scores_are_shares_of_frames_and_of_steps() -> None:
 
 
 def test_one_still_or_constant_answer_scores_as_a_guess() -> None:
-    """Of four words of each key, one is right: a constant clip gets a quarter of each part, a still one no motion."""
+    """One of four words of each key is right: a constant clip gets a quarter of each part, a still one no motion."""
     for clip, motion in (
         (draw_clip("blue", "disk", "up"), 1 / 4),
         (draw_clip("blue", "disk", "up")[:1].expand(5, -1, -1, -1), 0),

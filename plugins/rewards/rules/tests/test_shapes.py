@@ -80,7 +80,7 @@ def test_scores_do_not_depend_on_order_or_batch() -> None:
 def test_an_empty_canvas_and_a_white_one_get_nothing_for_what_is_not_there() -> None:
     images = torch.stack([torch.zeros(3, 64, 64), torch.ones(3, 64, 64)])
     parts = score([("red", "ring", "left")] * 2, images).parts
-    # White is no colour of the world and the full canvas has its centre in the middle.
+    # White is not a colour of the world and the full canvas has its centre in the middle.
     assert {name: part.tolist() for name, part in parts.items()} == {
         name: [0.0, 0.0] for name in ("color", "shape", "place", "perfect")
     }

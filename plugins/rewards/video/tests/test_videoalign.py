@@ -25,7 +25,7 @@ from unirl.rewards.video.videoalign import VideoAlignReward, build, frame_size, 
 Samples = Callable[..., ScoreInput]
 Clip = Callable[..., Tensor]
 CLOSE = {"rtol": 0, "atol": 2e-5}
-"""Of raw scores near 1: fp32 through two layers, LoRA added to the weights on one side and to the outputs on the other."""
+"""Tolerance of raw scores near 1: fp32 through two layers, LoRA in the weights on one side, in outputs on the other."""
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 

@@ -343,7 +343,7 @@ def test_a_group_of_one_has_nothing_to_compare() -> None:
 
 def test_a_pair_counts_only_where_both_orders_can_be_parsed() -> None:
     def script(_: int, body: dict[str, Any]) -> str:
-        """Always prefers the first place, and does not answer when 10 stands first."""
+        """Always prefers the first place, and does not answer when 10 comes first."""
         return "no idea" if images_of(body)[0].getpixel((0, 0)) == (10, 10, 10) else "Better Result: 1"
 
     with serving(script) as chat:

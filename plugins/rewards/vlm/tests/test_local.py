@@ -42,7 +42,7 @@ from unirl.rewards.vlm.tiny import write
 from vlm_samples import images, samples
 
 CLOSE = 2e-5
-"""Of scores up to 5: sums in another order move the logits of two layers in fp32, of size 1, by about 1e-6."""
+"""Tolerance of scores up to 5: sums in another order move the logits of two layers in fp32, of size 1, by about 1e-6."""
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from unirl.rewards.vlm.tiny import write_edit_reward, write_hpsv3
 from vlm_samples import images, samples
 
 CLOSE = 1e-5
-"""Of means up to 1: sums over 1024 units of the head in another order, in fp32, move them by about 1e-6."""
+"""Tolerance of means up to 1: sums over 1024 units of the head in another order, in fp32, move them by about 1e-6."""
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from PIL import Image
 
 @dataclass
 class Reply:
-    """What the server does with one request."""
+    """Reply of the server to one request."""
 
     text: str | None = ""
     status: int = 200

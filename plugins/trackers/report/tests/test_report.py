@@ -343,7 +343,7 @@ def test_a_resumed_run_appends_and_counts_what_it_computed_again_once(tmp_path: 
         first.step(step)
     first.save(2)
     first.end(3, "failed")
-    # A crash cuts a line; the resumed run goes on in the same file.
+    # A crash cuts a line; the resumed run continues in the same file.
     path = tmp_path / "events.jsonl"
     path.write_bytes(path.read_bytes() + b'{"kind":"st')
     second = Run(tmp_path, resumed_at=2)

@@ -69,7 +69,7 @@ def section(page: str, title: str) -> str:
 
 
 def shown(markup: str) -> str:
-    """What a reader sees of it: without tags, spaces as they are."""
+    """Text that a reader sees of it: without tags, spaces as they are."""
     return html.unescape(re.sub(r"<[^>]*>", "", markup))
 
 
@@ -116,7 +116,7 @@ def test_the_page_shows_prompt_text_reward_and_truncation_side_by_side(page: str
     assert shown(first).split() == ["before", "0.00", "truncated", "5"]
     assert shown(second).split()[:2] == ["after", "1.00"] and "truncated" not in shown(second)
     assert shown(third).split() == ["before", "0.50", "no", "text"]
-    # The text stands there space by space.
+    # The text is there space by space.
     assert shown(fourth).startswith("after 0.25") and shown(fourth).endswith(f"truncated\n{ODD}")
     # Better and worse than before.
     assert 'class="good"' in second and 'class="bad"' in fourth

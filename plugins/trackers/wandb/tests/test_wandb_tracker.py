@@ -83,9 +83,9 @@ except WandbFailed as error:
 
 
 def run_script(script: str, folder: Path, home: Path) -> str:
-    """Run it in a process of its own: W&B's helper process belongs to it and ends with it.
+    """Run it in a separate process: W&B's helper process belongs to it and ends with it.
 
-    No network: the server's address is a port where nobody listens. Warnings are errors there as well.
+    No network: the server's address is a port where nothing listens. Warnings are errors there as well.
     """
     env = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
     env |= {"HOME": str(home), "WANDB_BASE_URL": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}

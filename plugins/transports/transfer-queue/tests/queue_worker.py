@@ -1,4 +1,4 @@
-"""A process with a transport of its own, as the workers of a run have one."""
+"""A process with its own transport, as the workers of a run have one."""
 
 from __future__ import annotations
 

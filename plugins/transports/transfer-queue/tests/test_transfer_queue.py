@@ -106,7 +106,7 @@ def test_tensors_of_every_kind_come_bit_for_bit(queue: Queue) -> None:
         random(3, 9, seed=5, dtype=torch.bool),
         random(3, seed=6),
         special,
-        # Another number of rows; rows that are no block of memory.
+        # Another number of rows; rows that are not contiguous.
         random(5, 6, seed=7),
         random(6, 5, seed=8).t(),
     ]
@@ -210,7 +210,7 @@ def alive() -> set[int]:
 
 
 def test_two_runs_on_one_cluster_know_nothing_of_each_other_and_leave_nothing(ray_here: None) -> None:
-    """Drivers that keep tensors of their own: two processes of the queue for each run, none for workers."""
+    """Drivers that keep their own tensors: two processes of the queue for each run, none for workers."""
     before = alive()
     one, two = (Queue(TransferQueueConfig(), run=run) for run in ("one", "two"))
     try:

@@ -1,4 +1,4 @@
-"""What the transport is asked for: what fits, what is refused, and the master that ends with whoever started it."""
+"""Settings of the transport, accepted and refused, and the master, which ends with the process that started it."""
 
 from __future__ import annotations
 

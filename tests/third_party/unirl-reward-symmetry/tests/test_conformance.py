@@ -1,4 +1,4 @@
-"""The claims of UniRL hold for this plugin, but for the gaps that it declares."""
+"""The claims of UniRL hold for this plugin, except for the gaps that it declares."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_the_gradient_is_that_of_the_formula() -> None:
     images = torch.rand(2, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     mirror_symmetry(images, dim=-1).sum().backward()
     pixels = images.detach()
-    # Each pair stands there twice: d/dx of 1 - (1/n) * 2 (x - x')^2, n pixels an image.
+    # Each pair occurs twice: d/dx of 1 - (1/n) * 2 (x - x')^2, n pixels an image.
     torch.testing.assert_close(images.grad, -4 * (pixels - pixels.flip(-1)) / pixels[0].numel())
 
 

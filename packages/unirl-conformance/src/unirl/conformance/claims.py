@@ -45,7 +45,7 @@ TIERS: tuple[Tier, ...] = get_args(Tier)
 F = TypeVar("F", bound=Callable[..., None])
 _ATTRIBUTE = "__unirl_claim__"
 _HELP = re.compile(r"^If it fails:?", re.MULTILINE)
-"""After it a docstring may go on, as in "If it fails while the other claims hold: look at ..."."""
+"""A docstring may continue after it, as in "If it fails while the other claims hold: look at ..."."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Claim:
     meaning: str = ""
     """The docstring up to "If it fails:"."""
     if_it_fails: str = ""
-    """Where to look."""
+    """Advice on where to look."""
 
 
 def claim(
@@ -114,7 +114,7 @@ def claim_of(function: object) -> Claim | None:
 def all_claims(kinds: Collection[SubjectKind] = SUBJECT_KINDS) -> list[Claim]:
     """Every claim about these kinds of subjects, by kind and name. All kinds but `plugin` import torch.
 
-    Claims of a kind stand in `suite/test_<kind>*.py`.
+    Claims of a kind are in `suite/test_<kind>*.py`.
     """
     result: dict[str, Claim] = {}
     for module in suite_modules(kinds):

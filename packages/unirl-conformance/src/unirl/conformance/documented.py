@@ -1,4 +1,4 @@
-"""Texts that stand after the fields of a class, read from its source: Python itself keeps none of them."""
+"""Docstrings after the fields of a class, read from its source: Python itself keeps none of them."""
 
 from __future__ import annotations
 

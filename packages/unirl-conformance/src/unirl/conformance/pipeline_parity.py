@@ -25,7 +25,7 @@ from unirl.model_host.model_files import no_progress_bars
 __all__ = ["EulerScheduler", "Layout", "run"]
 
 Layout = Literal["places", "tokens", "channels-last"]
-"""What a pipeline steps through: [N, C, (F,) h, w] as the model does, [N, F h w, C], or [N, F, h, w, C]."""
+"""Layout of a pipeline's latents: [N, C, (F,) h, w] as in the model, [N, F h w, C], or [N, F, h, w, C]."""
 
 
 class EulerScheduler(FlowMatchEulerDiscreteScheduler):

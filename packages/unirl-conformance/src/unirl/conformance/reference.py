@@ -136,7 +136,7 @@ class LossInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class PointLossInputs:
-    """Inputs of a loss over velocities at points of its own choice: fp64 NumPy arrays of n samples with k points each.
+    """Inputs of a loss over velocities at points that it chooses: fp64 NumPy arrays of n samples with k points each.
 
     For algorithms that need no trajectory.
     """

@@ -64,7 +64,7 @@ class Outcome:
     reason: str = ""
     """One sentence for every state but pass."""
     link: str = ""
-    """Where a gap is followed up."""
+    """Link to the follow-up of a gap."""
     numbers: tuple[Number, ...] = ()
     detail: str = ""
     """Traceback of a failure."""

@@ -23,7 +23,7 @@ _QUIET = ("--no-header", "--no-summary", "--tb=no", "-p", "no:cacheprovider", "-
 """pytest shows the progress; the report explains the results. No claim reads captured logs, and capturing them would
 take a millisecond of each, of thousands."""
 _PLUGINS = ("--disable-plugin-autoload", "-p", "timeout", *(("-p", "xdist") if find_spec("xdist") else ()))
-"""Pytest plugins that happen to be installed here are no part of the claims: some take seconds to load, and some change
+"""Pytest plugins that happen to be installed are not part of the claims: some take seconds to load, and some change
 how tests run. Others can be enabled with `-p`."""
 
 

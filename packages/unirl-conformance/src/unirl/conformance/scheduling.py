@@ -1,4 +1,4 @@
-"""Which worker of pytest-xdist tries what: loaded when a run is parallel."""
+"""Distribution of claims over the workers of pytest-xdist: loaded when a run is parallel."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["RowScheduling"]
 
 
 class RowScheduling(LoadScopeScheduling):
-    """Hands claims out one by one, but for those that use one started engine: they are a row, for one worker. Rows come
-    first, the longest before the others.
+    """Hands claims out one by one, except for those that share a started engine: they are a row, for one worker. Rows
+    come first, the longest before the others.
 
-    pytest-xdist's own `--dist loadgroup` reads the names of groups off `Item._nodeid`, which pytest 9.2 has no more.
+    pytest-xdist's own `--dist loadgroup` reads the names of groups off `Item._nodeid`, which pytest 9.2 no longer has.
     """
 
     def __init__(self, config: pytest.Config, log: Any, rows: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Subjects: what claims are about, made from the catalog. Every part and every combination is there, none by hand."""
+"""The subjects of claims, made from the catalog: every part and every combination, none by hand."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Subject:
 
     @property
     def programs(self) -> tuple[EngineSpec, ...]:
-        """The engines that run in a Python environment of their own."""
+        """The engines that run in a separate Python environment."""
         specs = (result.spec for result in self.parts)
         return tuple(spec for spec in specs if isinstance(spec, EngineSpec) and spec.environment)
 
@@ -156,12 +156,12 @@ def devices_of(tier: Tier) -> tuple[str, ...]:
 
 
 def subjects(catalog: Catalog, selection: Selection | None = None, *, tier: Tier = "tiny") -> list[Subject]:
-    """Every selected subject, in a fixed order: once on each device, but for plugins and for parts that do not
+    """Every selected subject, in a fixed order: once on each device, except for plugins and for parts that do not
     go together, which have none.
 
     Cells are models, engines and algorithms on one backend: UniRL's own, the first by name. Another backend meets each
-    of them once, unless it is selected. Below tier full, a run of everything tries an engine in an environment of its
-    own with one of the algorithms that ask the same of it.
+    of them once, unless it is selected. Below tier full, a run of everything tries an engine with one of the
+    algorithms that ask the same of it.
     """
     selection = selection or Selection()
     dist_of: dict[tuple[Kind, str], str] = {(f.spec.kind, f.spec.name): f.dist for f in catalog.parts()}
@@ -265,7 +265,7 @@ def _without(chosen: Sequence[Subject], cells: Collection[str]) -> list[Subject]
 
 
 def _repeats_of_backends(chosen: Sequence[Subject], selection: Selection) -> set[str]:
-    """Cells of further backends, but for those that first bring a model, an engine or an algorithm together with one.
+    """Cells of further backends, except those that first bring a model, an engine or an algorithm together with one.
 
     What a backend does with any loss is claimed of the backend itself.
     """
@@ -282,7 +282,7 @@ def _repeats_of_backends(chosen: Sequence[Subject], selection: Selection) -> set
             continue
         met: set[tuple[str, str]] = set()
         own = [one for one in cells if one.found("backend").spec.name == backend]
-        # In-process engines first, so that an engine that has to be started is started for itself alone.
+        # In-process engines first, so that an engine that has to be started is started only for its own sake.
         for cell in sorted(own, key=lambda one: (bool(one.programs), one.id)):
             parts: set[tuple[str, str]] = {(part.spec.kind, part.spec.name) for part in cell.parts}
             if parts <= met:
@@ -296,21 +296,20 @@ def _backends(cells: Sequence[Subject]) -> Iterator[Found]:
 
 
 def _repeats_of_engines(chosen: Sequence[Subject]) -> set[str]:
-    """Cells that ask an engine in an environment of its own for what another cell of its model asks it for.
+    """Cells that ask an engine for what another cell of its model and backend asks it for.
 
     An engine knows nothing of losses: algorithms differ to it in what their samples must bring. Of those that are alike
     one is tried, not the same with every model.
     """
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for subject in sorted(chosen, key=lambda one: one.id):
-        if subject.kind == "cell" and subject.programs and not subject.refused:
+        if subject.kind == "cell" and not subject.refused:
             needs = cast(AlgorithmSpec, subject.found("algorithm").spec).needs
             asked = (needs.track, needs.trajectory, needs.log_probs, needs.sampler, needs.stochastic)
             rest = tuple(subject.found(kind).spec.name for kind in ("model", "engine", "backend"))
             alike[asked, rest].append(subject.id)
     # By its own name, so that a further model or algorithm does not change which ones the others are tried with.
-    repeats = {one for ids in alike.values() for one in ids if one != min(ids, key=_digest)}
-    return repeats
+    return {one for ids in alike.values() for one in ids if one != min(ids, key=_digest)}
 
 
 def _digest(name: str) -> bytes:

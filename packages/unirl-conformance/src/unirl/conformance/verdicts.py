@@ -36,7 +36,7 @@ class Number:
 
 
 class Record:
-    """Where a claim puts its numbers."""
+    """The numbers that a claim records."""
 
     def __init__(self) -> None:
         self.numbers: list[Number] = []

@@ -4,9 +4,9 @@
     betas: list[float] = limit([0.9, 0.999], least=0, below=1, length=2)
     mode: str = one_of("all", "fraction", default="all")
 
-`match` checks every section of a plan, and a part's `build` checks its config again with `check_config`. Without being
-told so, numbers that are not finite and whole numbers of more than 63 bits are refused everywhere. A class that gives
-an inherited field another default keeps its limits.
+`match` checks every section of a plan, and a part's `build` checks its config again with `check_config`. Numbers that
+are not finite and integers of more than 63 bits are refused in every field. A class that gives an inherited field
+another default keeps its limits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 LARGEST_INT = 2**63 - 1
-"""What a whole number of torch, NumPy and JSON readers can hold."""
+"""Largest integer that torch, NumPy and JSON readers can hold."""
 _METADATA = "unirl.limit"
 
 
@@ -35,10 +35,10 @@ class Reason:
     """Why a plan or a config is refused."""
 
     key: str
-    """Key path that decides it. Where a part speaks of its own settings it begins with a dot, as in `.lora.rank`, and
-    the part's own key path is put before it."""
+    """Key path that decides it. For a part's own settings it begins with a dot, as in `.lora.rank`, and the part's key
+    path is put before it."""
     text: str
-    """What was found, what is expected and what to do, in a sentence or two."""
+    """The value found, the values expected and what to do, in a sentence or two."""
 
     def __str__(self) -> str:
         return f"{self.key}: {self.text}"
@@ -50,7 +50,7 @@ class Reason:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """The values that a field may have: a range, or one of a few. Of a list, each of its items."""
+    """The values that a field may have: a range, or one of a few. In a list, each item."""
 
     above: float | None = None
     least: float | None = None
@@ -60,7 +60,7 @@ class Limit:
     length: int | None = None
     """Items of a list; None is any number of them."""
     hint: str = ""
-    """What to do about a value that is refused, in place of naming the default."""
+    """Advice on a value that is refused, in place of naming the default."""
 
     def admits(self, value: object) -> bool:
         """Whether a value lies within the limit."""
@@ -160,7 +160,7 @@ def broken_limits(config: object, *, key: str) -> Iterator[Reason]:
 
 
 def _broken(value: object, path: str) -> Iterator[Reason]:
-    """What no field may have, whatever it is: of a field without a limit."""
+    """A reason for each value in a field without a limit that no field may have."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield from broken_limits(value, key=path)
     elif isinstance(value, Mapping):
@@ -187,7 +187,7 @@ def _refusal(value: object, bounds: Limit, item: dataclasses.Field[Any]) -> str:
 
 
 def _items(value: Any) -> list[object] | None:
-    """Those of a list, the values of a mapping; None for anything else."""
+    """Items of a list, or values of a mapping; None for anything else."""
     if isinstance(value, Mapping):
         return list(cast("Mapping[str, object]", value).values())
     return list(cast("list[object]", value)) if isinstance(value, list | tuple) else None
@@ -198,5 +198,5 @@ def _number(value: float) -> str:
 
 
 def _shown(value: object) -> str:
-    """As in a recipe."""
+    """The value as in a recipe."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

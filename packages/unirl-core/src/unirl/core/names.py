@@ -1,4 +1,4 @@
-"""Names and values in messages: what a misspelt name stands for, long values cut short; normalised names of dists."""
+"""Names and values in messages: suggestions for misspelt names, long values cut short; normalised names of dists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["canonical", "did_you_mean", "nearest", "shortened"]
 
 
 def nearest(name: str, options: Iterable[str]) -> str | None:
-    """The option that `name` most likely stands for; None when nothing is close."""
+    """The option that `name` most likely means; None when nothing is close."""
     from difflib import get_close_matches
 
     result = get_close_matches(name, sorted(set(options)), n=1, cutoff=0.6)

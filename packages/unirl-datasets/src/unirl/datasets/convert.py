@@ -179,7 +179,7 @@ def _ending(data: bytes, name: str) -> str:
 
 
 def _content(example: Example) -> bytes:
-    """What makes a question the same as another: its words and its images."""
+    """Digest of a question's words and images: equal for the same question."""
     digest = hashlib.sha256(" ".join(example.question.split()).encode())
     for image in example.images:
         digest.update(hashlib.sha256(image).digest())

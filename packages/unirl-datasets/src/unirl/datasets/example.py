@@ -21,7 +21,7 @@ class SourceRow:
     name: str
     """`<file name>:<row>`, rows counted from 0."""
     folder: Path
-    """Where relative paths in the row start."""
+    """Base of relative paths in the row."""
     values: Mapping[str, Any]
 
     def text(self, column: str) -> str:
@@ -34,7 +34,7 @@ class SourceRow:
         return value.strip()
 
     def image(self, column: str, value: object) -> bytes:
-        """The file of an image of a column, which stands in the row or beside the source: an object with `bytes` and
+        """The file of an image of a column, which is in the row or beside the source: an object with `bytes` and
         `path`, or a path. Raises DataError for anything else."""
         fields = as_object(value) or {"path": value}
         data, path = fields.get("bytes"), fields.get("path")

@@ -15,7 +15,7 @@ __all__ = ["FORMATS", "read_source"]
 
 FORMATS = (".parquet", ".jsonl")
 BATCH_ROWS = 64
-"""Of a set with images, a batch is 64 files of up to a few MB."""
+"""In a set with images, a batch is 64 files of up to a few MB."""
 
 
 def read_source(path: Path, *, prompts: PromptSet) -> Iterator[SourceRow]:

@@ -62,7 +62,7 @@ class EngineRaised(RunFailed):
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What runs."""
+    """The program to run."""
 
     name: str
     """The engine's name, for messages."""

@@ -18,14 +18,14 @@ __all__ = ["Row", "generated", "read_weights", "rows"]
 
 
 class Row(NamedTuple):
-    """What a completion is generated from."""
+    """Prompt and media that a completion is generated from."""
 
     prompt: list[int]
     """Token ids."""
     key: str
-    """Of its media, a checksum of their tensors; empty without media."""
+    """Checksum of the tensors of its media; empty without media."""
     media: Mapping[str, Tensor]
-    """What the model reads besides tokens, by the names of the checkpoint's processor, such as `pixel_values`."""
+    """Model inputs besides tokens, by the names of the checkpoint's processor, such as `pixel_values`."""
 
 
 def rows(asked: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Row]:

@@ -42,7 +42,7 @@ class ExternalTextConfig(ExternalConfig):
     rounding_only = ("max_num_seqs", "gpu_memory", "kv_cache_mb")
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """Also LoRA training with a `lora_rank` of 0."""
+        """Also batch invariance on the CPU, and LoRA training with a `lora_rank` of 0."""
         yield from super().problems(plan, stage)
         if plan is not None and stage is not None and plan.run.batch_invariant and plan.run.device == "cpu":
             yield Reason(

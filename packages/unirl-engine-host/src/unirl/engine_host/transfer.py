@@ -112,7 +112,7 @@ def place_for(size: float, *, folder: str, what: str) -> Path:
 
 
 def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """In their original order, so that the engine gets the tensors of a layer together."""
+    """Pieces in the original order, so that the engine gets the tensors of a layer together."""
     piece: dict[str, Tensor] = {}
     size = 0
     for name, tensor in tensors.items():

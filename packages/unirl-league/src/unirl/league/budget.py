@@ -1,4 +1,4 @@
-"""What every run of a league may spend, and what it has spent."""
+"""Budget of every run of a league, and the costs that count towards it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What training took up to a step. Loading and evaluation do not count."""
+    """Costs of training up to a step. Loading and evaluation do not count."""
 
     steps: int = 0
     samples: int = 0

@@ -32,14 +32,14 @@ JOB = "job.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a settings file says of one recipe."""
+    """Settings of one recipe from a settings file."""
 
     recipe: str
     """Its name, whatever path the command gives."""
     score: str = ""
     """Metric of the evaluations that is compared, such as `reward/shapes`."""
     overrides: tuple[str, ...] = ()
-    """Of all, before those of the command."""
+    """Overrides for all algorithms, applied before those of the command."""
     tuned: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """How the overrides were chosen; its `seeds` may not be reported."""
     algorithms: Mapping[str, tuple[str, ...]]
@@ -48,13 +48,13 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Entries:
-    """Who takes part."""
+    """Algorithms that take part, and those that are refused."""
 
     algorithms: tuple[str, ...]
     refused: Mapping[str, str]
     """Algorithm -> why it does not fit the recipe."""
     modules: tuple[str, ...]
-    """Of all parts of the runs, to import before them."""
+    """Modules of all parts of the runs, to import before them."""
 
 
 def read_settings(recipe: str, file: Path | None) -> Settings:
@@ -126,7 +126,7 @@ def chosen(recipe: str, names: str, overrides: Callable[[str], Sequence[str]], *
 
 
 def _modules(plan: Plan) -> list[str]:
-    """Of the parts of a plan."""
+    """Modules that build the parts of a plan."""
     (stage,) = plan.stages
     parts = [stage.model, stage.engine, stage.backend, stage.algorithm, *plan.rewards.values()]
     return [part.spec.build.partition(":")[0] for part in parts if part is not None]

@@ -1,4 +1,4 @@
-"""One run of a league, in a process of its own: `python -m unirl.league.run JOB.json`."""
+"""One run of a league, in a separate process: `python -m unirl.league.run JOB.json`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Job:
     algorithm: str
     seed: int
     overrides: tuple[str, ...]
-    """Without algorithm and seed."""
+    """Overrides without algorithm and seed."""
     budget: Budget
     intervals: int
     """Evaluations after the one at the start, at equal shares of the budget."""
@@ -60,7 +60,7 @@ def main(file: Path) -> int:
         result |= {"status": "failed", "error": str(error) if own else f"{type(error).__name__}: {error}"}
         traceback.print_exc()
     if os.getppid() != started_by:
-        # The league was killed, and may be going on elsewhere with a new run in this folder.
+        # The league was killed, and may continue elsewhere with a new run in this folder.
         return 1
     replace_text(file.parent / "result.json", json.dumps(result, indent=1))
     return 0 if result["status"] == "done" else 1

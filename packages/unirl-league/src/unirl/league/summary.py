@@ -14,7 +14,7 @@ from .budget import UNITS, Budget
 __all__ = ["Curve", "Row", "curve", "interpolated", "summarise"]
 
 Record = Mapping[str, Any]
-"""Of one run: `algorithm`, `seed`, `status`, `error` and, when it is done, `points`."""
+"""Result of one run: `algorithm`, `seed`, `status`, `error` and, when it is done, `points`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Row:
     """Steps, samples, forwards, backwards, CPU and wall seconds at the last evaluation."""
     peak_memory_mib: float | None = None
     distance: float | None = None
-    """Of the weights from the initial ones, relative to their norm, at the last evaluation."""
+    """Distance of the weights from the initial ones, relative to their norm, at the last evaluation."""
     kl: float | None = None
     """KL to the initial policy at the last evaluation; None where it was not measured."""
 
@@ -137,7 +137,7 @@ def _row(name: str, records: Sequence[Record], budget: Budget, score: str) -> Ro
 
 
 def _std(values: Sequence[float]) -> float:
-    """As `statistics.stdev`, which refuses what is not a number: the score of a run that diverged."""
+    """Like `statistics.stdev`, which rejects NaN: the score of a run that diverged."""
     mean = fmean(values)
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 

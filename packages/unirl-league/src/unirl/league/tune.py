@@ -18,7 +18,7 @@ from .summary import Record, summarise
 __all__ = ["FIRST_SEED", "Choice", "best", "changed", "grid_points", "point_name", "settings_text"]
 
 FIRST_SEED = 1000
-"""Of tuning, so that a league's seeds 0, 1, ... have chosen nothing."""
+"""First seed of tuning, so that nothing is chosen on a league's seeds 0, 1, ..."""
 
 Point = tuple[str, ...]
 """Overrides of one point of the grid, such as `("backend.lr=1e-4",)`."""
@@ -26,7 +26,7 @@ Point = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What tuning found for one algorithm."""
+    """Result of tuning for one algorithm."""
 
     point: Point
     scores: Mapping[str, float | None]

@@ -1,4 +1,4 @@
-"""What an algorithm carries from step to step: taken for a checkpoint, for workers, and put back."""
+"""State that an algorithm carries from step to step: taken for checkpoints and workers, and restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["algorithm_state", "end_algorithm_step", "resume_algorithm"]
 def algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
     """The state of an algorithm, a copy; empty where it keeps none.
 
-    Raises RunFailed for a state that JSON does not give back as it is: a checkpoint would change it.
+    Raises RunFailed for a state that JSON does not round-trip: a checkpoint would change it.
     """
     state = dict(algorithm.state())
     try:
@@ -26,7 +26,7 @@ def algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
             f"algorithm {type(algorithm).__name__!r}: its state() cannot be written to a checkpoint: {error}. It must "
             "be of plain JSON values: numbers, texts, truth values, None, lists and mappings of them."
         ) from error
-    # By their texts: a number that is not one is equal to nothing, not even to itself.
+    # Compared by repr: NaN does not equal itself.
     changed = [key for key in state if repr(back.get(key, "absent")) != repr(state[key])]
     if changed:
         raise RunFailed(
@@ -37,7 +37,7 @@ def algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def end_algorithm_step(algorithm: Algorithm, metrics: Mapping[str, float], *, samples: int) -> dict[str, float]:
-    """Let the algorithm move on to the next step; returns what it adds to the log."""
+    """Let the algorithm move on to the next step; returns its additions to the log."""
     result = dict(algorithm.end_step({**metrics, "samples": float(samples)}))
     taken = sorted(result.keys() & metrics.keys())
     if taken:
@@ -49,7 +49,7 @@ def end_algorithm_step(algorithm: Algorithm, metrics: Mapping[str, float], *, sa
 
 
 def resume_algorithm(algorithm: Algorithm, state: Mapping[str, Any], *, folder: Path) -> None:
-    """Give the algorithm the state that a checkpoint has of it.
+    """Restore the algorithm's state from a checkpoint.
 
     folder: of the checkpoint, for messages.
     Raises CheckpointError when only one of the two has a state, or when the algorithm cannot take this one.

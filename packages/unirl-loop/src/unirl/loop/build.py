@@ -72,7 +72,7 @@ def build_parts(
     teacher is sharded by the backend of its first student.
     offload: offload each backend before the next one is built.
 
-    A model whose weights nothing here computes with is built without values, if it can, and gets no backend.
+    A model whose weights are not used in this process is built without values, if it can, and gets no backend.
     """
     import torch
 
@@ -123,7 +123,7 @@ def build_parts(
                 if offload:
                     backends[name].offload()
             elif learner.backend.config.trains == "full":
-                # As a backend keeps them: engines start in the dtype of the updates that they will be sent.
+                # In the dtype that a backend keeps: engines start in the dtype of the updates that they will receive.
                 for param in model.trainable.parameters():
                     param.data = param.data.float() if param.requires_grad else param.data
         for keeper, model in taught:
@@ -148,7 +148,7 @@ def build_parts(
 
 
 def _verify(model: Model) -> None:
-    """Of a lazily built model that has its values now. Collective over the ranks that share it."""
+    """Verify a lazily built model that has its values now. Collective over the ranks that share it."""
     if model.spec.verifies_values:
         model.verify()
 
@@ -158,7 +158,7 @@ def _is_used(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) 
     own = [stage for stage in plan.stages if stage.learner.name == learner]
     samples = _samples(plan, learner, with_engine=with_engine)
     teaches = any(stage.teacher is not None and stage.teacher.name == learner for stage in plan.stages)
-    # Without engine and losses it answers for reference policies.
+    # Without engine and losses it computes reference policies.
     asked = [stage for stage in own if with_losses or (not with_engine and stage.needs.reference != "none")]
     return samples or teaches or any(stage.backend is not None for stage in asked)
 
@@ -170,7 +170,7 @@ def _samples(plan: Plan, learner: str, *, with_engine: bool) -> bool:
 
 
 def _keeper(plan: Plan, learner: Learner, *, with_engine: bool) -> Learner:
-    """Whose backend shards a model over the ranks: its own, or the first student's of a teacher that does not sample
+    """The learner whose backend shards this model: itself, or the first student of a teacher that does not sample
     here, where ranks could call it unequally often."""
     if learner.backend is None and not _samples(plan, learner.name, with_engine=with_engine):
         for stage in plan.trained:
@@ -204,7 +204,7 @@ def _engines(plan: Plan, models: Mapping[str, Model], *, catalog: Catalog, devic
 
 
 def _frozen_weights(model: Model) -> WeightUpdate:
-    """Of a model that nothing trains; they stay at version 0. Of one without values, read when they are asked for."""
+    """Weights of a frozen model, which stay at version 0. If it was built without values, they are read on access."""
     held = {name: weight.detach() for name, weight in model.trainable.named_parameters()}
 
     def read(name: str) -> Array:
@@ -218,7 +218,7 @@ def _frozen_weights(model: Model) -> WeightUpdate:
 
 
 def _freeze(model: Model) -> None:
-    """No gradient and no dropout in a model that nothing trains."""
+    """Disable gradients and dropout in a frozen model."""
     module = model.trainable
     module.requires_grad_(False)
     module.eval()

@@ -153,7 +153,7 @@ def errors_under(key: str, *, name: str) -> Generator[None]:
 
 
 class _State:
-    """What a reward must leave as it is, before it scores."""
+    """State that a reward must leave unchanged, taken before it scores."""
 
     def __init__(self, samples: ScoreInput) -> None:
         self._versions = _versions(samples)
@@ -187,7 +187,7 @@ def _seeds() -> tuple[int, ...]:
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return ()
-    # A CUDA that nobody has used yet stays so.
+    # CUDA that has not been initialised yet must stay so.
     cuda = (torch.cuda.initial_seed(),) if torch.cuda.is_initialized() else ()
     return (torch.initial_seed(), *cuda)
 

@@ -27,7 +27,7 @@ class Checkpoint:
     folder: Path
     step: int
     state: Mapping[str, Any]
-    """What the run wrote beside the backend's files."""
+    """State of the run beside the backend's files."""
 
     def backend_folder(self, learner: str) -> Path:
         """Files of the backend of a learner; "" is the only one."""
@@ -109,7 +109,7 @@ class Checkpoints:
 
 
 def _problem(folder: Path) -> str:
-    """What is wrong with a checkpoint; empty when it is whole."""
+    """The defect of a checkpoint; empty when it is whole."""
     path = folder / MANIFEST
     if not path.is_file():
         return f"{MANIFEST} is missing, so this is no complete checkpoint"

@@ -1,4 +1,4 @@
-"""What a step costs, by formula: forwards of the denoiser and stored bytes, and from them the split between phases."""
+"""Cost of a step, by formula: denoiser forwards and stored bytes, and from them the split between phases."""
 
 from __future__ import annotations
 

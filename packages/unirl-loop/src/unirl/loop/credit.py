@@ -1,4 +1,4 @@
-"""Credit: what samples of a parent stage get of the rewards of the samples that go on from them."""
+"""Credit: rewards that samples of a parent stage get from those of their children."""
 
 from __future__ import annotations
 

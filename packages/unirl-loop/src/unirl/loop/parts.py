@@ -1,4 +1,4 @@
-"""The objects of a run, who makes them, generating with the engine, and syncing the weights that sample to it."""
+"""The objects of a run and the launcher that makes them; generating with an engine, and syncing weights to it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LauncherReport:
     """A launcher's metrics and findings since the last report."""
 
     metrics: Mapping[str, float]
-    """Of the step that ends now."""
+    """Metrics of the step that ends now."""
     findings: Sequence[str] = ()
     """News for the user, such as a worker that was replaced."""
 
@@ -148,9 +148,9 @@ class NoEngine:
 
 
 def generate(engine: Engine, request: Request, *, parent: str | None = None) -> Track:
-    """The track of a request. parent: the stage that it goes on from.
+    """The track of a request. parent: the stage that it continues from.
 
-    Raises EchoMismatch when the engine did not use what the request said.
+    Raises EchoMismatch when the engine did not use the settings of the request.
     """
     track = engine.generate(request)
     verify_echo(request, track)
@@ -200,7 +200,7 @@ def sampled_policy(parts: Parts, stage: Stage, policy: Policy | None = None) -> 
     """Within the block the stage's engine samples with the weights of this policy; call `sync_weights` before.
 
     policy: None is the one that samples rollouts.
-    An engine that shares the trained module samples inside `Backend.policy`. One with weights of its own holds those of
+    An engine that shares the trained module samples inside `Backend.policy`. One with its own weights holds those of
     the policy that samples rollouts; it is sent any others, and those again afterwards. A frozen model has one policy.
     Raises RecipeError for a policy that the backend does not keep.
     """
@@ -227,9 +227,9 @@ def sampled_policy(parts: Parts, stage: Stage, policy: Policy | None = None) -> 
 
 
 def kept_weights(parts: Parts, stage: Stage) -> Callable[[], None]:
-    """A copy of the weights that sample now, for an engine that is busy: what is returned gives them to it, once.
+    """Copy the weights that sample now, for a busy engine; returns a function that loads them into it, to call once.
 
-    Not where a launcher brings them, which it does at once only, nor for an engine that shares them.
+    Not for weights that a launcher syncs, which it does only immediately, nor for an engine that shares them.
     """
     assert parts.sync is None and not shares_weights(stage)
     update = _exported(parts, stage, policy=stage.needs.sampler)
@@ -238,13 +238,13 @@ def kept_weights(parts: Parts, stage: Stage) -> Callable[[], None]:
 
 
 def shares_weights(stage: Stage) -> bool:
-    """Whether a stage's engine samples with the module of its model, not with weights of its own."""
+    """Whether a stage's engine samples with the module of its model, not with its own weights."""
     return Cap.WEIGHTS_SHARED in stage.engine.spec.capabilities
 
 
 def _exported(parts: Parts, stage: Stage, *, policy: Policy) -> WeightUpdate:
     assert stage.backend is not None
-    # The reference is what adapters are added to, and has none.
+    # The reference is the base that adapters are added to, and has none.
     lora = Cap.WEIGHTS_LORA in stage.engine.spec.capabilities and policy != "reference"
     is_full = stage.backend.config.trains == "full"
     return parts.backends[stage.learner.name].export_weights(

@@ -60,7 +60,7 @@ class ScoredGroups:
 
 @dataclass(kw_only=True)
 class _Scores:
-    """What one reward gave for a piece."""
+    """Result of one reward for a piece."""
 
     by_track: Mapping[str, Mapping[str, Array]]
     """Track -> values of the reward and of its components."""
@@ -75,7 +75,7 @@ class _Step:
 
     number: int
     versions: Mapping[str, int]
-    """Of the weights that each stage samples with."""
+    """Version of the weights that each stage samples with."""
     groups: Future[ScoredGroups] | Callable[[Phases], ScoredGroups]
     """Made on the thread of the queue, or where they are taken."""
 

@@ -123,7 +123,7 @@ def child_request(
     policy_version: int,
     evaluates: bool = False,
 ) -> Request:
-    """A request for a stage that goes on from the texts or images of its parent's samples.
+    """A request for a stage that continues from the texts or images of its parent's samples.
 
     Ids are `<parent's sample id>/<stage>-<number>`. prompt_ids: group of the root sample behind each row of the parent.
     images: of each row of the parent; None where it generates text.

@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside the backend's files, and whether a run can go on from it."""
+"""State in a checkpoint beside the backend's files, and whether a run can continue from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def checkpoint_state(plan: Plan, *, data: RunData, algorithms: Mapping[str, Algo
 def checkpoint_to_resume(
     plan: Plan, checkpoints: Checkpoints, resume: Path | None, *, data: RunData
 ) -> Checkpoint | None:
-    """The checkpoint that a run goes on from; None for a new run.
+    """The checkpoint that a run continues from; None for a new run.
 
     resume: a run folder, whose newest checkpoint is used, or one of its checkpoint folders.
     Raises CheckpointError when it is broken, belongs to another recipe or other prompts, or is past the last step.

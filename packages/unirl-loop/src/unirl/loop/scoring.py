@@ -32,14 +32,14 @@ __all__ = [
 ]
 
 NONE = float("nan")
-"""In place of a score that a sample does not have."""
+"""Marks a sample without a score."""
 
 
 def score_input(track: Track) -> ScoreInput:
-    """What rewards see of a track.
+    """The input of rewards for a track.
 
-    Media are contiguous, as they are after a transfer: a mean over pixels adds in the order of the memory, and is to be
-    the same number wherever the sample is scored.
+    Media are contiguous, as they are after a transfer: a mean over pixels adds in memory order, and must be the same
+    number wherever the sample is scored.
     """
     return ScoreInput(
         sample_ids=track.sample_ids,
@@ -57,7 +57,7 @@ def score(
 ) -> Track:
     """The track with `rewards` (weighted sum) and `reward_parts` (each reward, and its components as `name/part`).
 
-    choices: of the plan, with the clipping and the gate of each reward; None has none.
+    choices: rewards of the plan, with the clipping and the gate of each; None applies neither.
     """
     return combined(track, {name: score_by(name, reward, track) for name, reward in rewards.items()}, weights, choices)
 
@@ -79,13 +79,13 @@ class MediaScore:
 
     rewards: Mapping[str, Reward]
     weights: Mapping[str, float]
-    """In a step whose tracks have no `reward_weights`; 0 for a reward that is only a gate, and needs no gradient."""
+    """Weights where a track has no `reward_weights`; 0 for a reward that is only a gate, and needs no gradient."""
     kind: MediaKind
-    """Of the media."""
+    """Kind of the media."""
     rate: float | None = None
     """Frames per second of videos."""
     choices: RewardChoices | None = None
-    """Of the plan, with the clipping and the gate of each reward; None has none."""
+    """Rewards of the plan, with the clipping and the gate of each; None applies neither."""
 
     def __call__(self, track: Track, media: Array) -> Array:
         """Rows of weight 0 are padding: they are not scored and get 0, unless all rows are."""
@@ -129,7 +129,7 @@ def combined(
     weights: Mapping[str, float],
     choices: RewardChoices | None = None,
 ) -> Track:
-    """The track with what `score_by` found for each reward: their weighted sum, and all parts.
+    """The track with the results of `score_by` for each reward: their weighted sum, and all parts.
 
     A sample that lacks a score of a reward with a weight gets no sum, and weight 0.
     Raises RewardFailed when a sum is not finite although every score is: a weight is not, or fp32 overflows.
@@ -160,9 +160,9 @@ def combined(
 
 
 def counted_scores(scores: Mapping[str, Array], choices: RewardChoices | None) -> dict[str, Array]:
-    """What counts of each reward's scores [N], of which NaN is none. Differentiable.
+    """Each reward's scores [N] after clipping and gates; NaN marks a missing score. Differentiable.
 
-    A score beyond `clip` is moved to it; a sample that fails the gate gets the lowest score that can count.
+    A score beyond `clip` is clamped; a sample that fails the gate gets the lowest score that can count.
     """
     result = dict(scores)
     for name, choice in (choices or {}).items():
@@ -200,7 +200,7 @@ def check_scored(track: Track, rewards: Iterable[str]) -> None:
 
 
 def known(values: Array) -> Array:
-    """Those of the values [N] that are there."""
+    """The values [N] without NaN."""
     missing = values.isnan()
     return values[~missing] if bool(missing.any()) else values
 
@@ -218,7 +218,7 @@ def mean_parts(track: Track) -> dict[str, float]:
 
 
 def constant_reward(track: Track) -> float | None:
-    """The one value that every sample got, or None when they differ; a batch like that teaches nothing."""
+    """The one value that every sample got, or None when they differ; such a batch has no training signal."""
     assert track.rewards is not None
     counted = track.rewards[track.sample_weights > 0]
     if counted.numel() > 1 and bool((counted == counted[0]).all()):

@@ -70,7 +70,7 @@ class Piece:
     """A tensor of a checkpoint, and the box of the module's tensor that it fills."""
 
     name: str
-    """In the checkpoint. Its dims are the last ones of the box; the others have size 1."""
+    """Name in the checkpoint. Its dims are the last ones of the box; the others have size 1."""
     start: tuple[int, ...]
     size: tuple[int, ...]
 
@@ -92,7 +92,7 @@ class CheckpointValues:
     ) -> None:
         """module: as its library builds it, before anything wraps it; values are rounded to its dtypes, as they are
         when it is loaded whole.  pieces: where the checkpoint stores a tensor in parts.  renames: regular expressions
-        that match the start of a name in the checkpoint -> what stands there in the module; the first that matches.
+        that match the start of a name in the checkpoint -> its replacement in the module; the first that matches.
 
         Raises RecipeError when the files lack a tensor, have one that the module does not know or one of another shape.
         """

@@ -25,16 +25,16 @@ _SDPA_ON_CPU: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  
 
 @dataclass(kw_only=True)
 class ForwardSize:
-    """What the forward passes in a `shapes_only` block took, in bytes; each storage counts once."""
+    """Cost of the forward passes in a `shapes_only` block. Sizes are in bytes; each storage counts once."""
 
     flops: int = 0
     """Floating-point operations, a multiplication and an addition being two."""
     saved: dict[int, int] = field(default_factory=lambda: dict[int, int]())
     """Storage -> bytes kept for the backward pass. Parameters and buffers are not among them."""
     blocks: list[dict[int, int]] = field(default_factory=lambda: list[dict[int, int]]())
-    """Those that each call of a block keeps."""
+    """Storage -> bytes kept by each call of a block."""
     inputs: dict[int, int] = field(default_factory=lambda: dict[int, int]())
-    """What blocks are called with: kept where they are computed again."""
+    """Storage -> bytes of the inputs of blocks, kept where blocks are recomputed."""
     _alive: list[Any] = field(default_factory=lambda: list[Any]())
     """A storage that is freed would lend its number to another one."""
 
@@ -44,7 +44,7 @@ class ForwardSize:
 
     @property
     def kept_bytes(self) -> int:
-        """With blocks that are computed again: everything outside of them, and their inputs."""
+        """Bytes kept with recomputed blocks: everything outside of them, and their inputs."""
         inside = {number for block in self.blocks for number in block}
         outside = {number: size for number, size in self.saved.items() if number not in inside}
         return sum((outside | self.inputs).values())
@@ -186,7 +186,7 @@ def _make_fake(
 
 
 def _put_back(module: nn.Module, before: dict[str, Any]) -> None:
-    """Its `forward`, which an instance may have of its own."""
+    """Restore its `forward`, which may have been set on the instance."""
     vars(module).pop("forward")
     if "forward" in before:
         module.forward = before["forward"]
@@ -214,6 +214,6 @@ def _zeros(value: Any) -> Any:
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Of shapes [B, heads, tokens, width]: queries times keys, and that times values. torch counts it on GPUs alone."""
+    """Operations for shapes [B, heads, tokens, width]: queries x keys, and that x values. torch counts only on GPUs."""
     batch, heads, tokens, width = query
     return 2 * batch * heads * tokens * key[-2] * (width + value[-1])

@@ -15,7 +15,7 @@ __all__ = ["files_from"]
 def files_from(folder: Path, names: Names, *, catalog: Catalog, author: str = "") -> dict[str, str | bytes]:
     """Path -> content of every file of a plugin for the checkpoint in `folder`.
 
-    Raises RecipeError for a folder that is no checkpoint, and for one that the generic plugin refuses, with its reason.
+    Raises RecipeError for a folder that is not a checkpoint, or that the generic plugin refuses, with its reason.
     """
     generic = generic_model(folder)
     write = pipeline.files if generic == "diffusers" else language_model.files

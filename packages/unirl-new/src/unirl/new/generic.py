@@ -57,7 +57,7 @@ def outside_requirements(generic: str, *, catalog: Catalog) -> tuple[str, ...]:
 
 
 def checkpoint_license(folder: Path) -> str:
-    """As the model card states it, or the first line of its LICENSE file."""
+    """License in the model card, or the first line of its LICENSE file."""
     card = folder / "README.md"
     if card.is_file():
         front = re.match(r"---\n(.*?)\n---", card.read_text("utf-8", errors="replace"), flags=re.DOTALL)

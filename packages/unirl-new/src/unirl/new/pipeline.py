@@ -1,7 +1,7 @@
 """A plugin for a pipeline in the diffusers layout.
 
-It has code of its own where the pipeline calls its transformer with x, sigma and what it encoded; else it is a name
-over the generic plugin, pinned to its facts.
+It has its own code where the pipeline calls its transformer with x, sigma and the encoded inputs; else it is a thin
+alias of the generic plugin, pinned to its facts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From names to the files of a plugin: every text of them is a template in `templates/`."""
+"""Files of a plugin from its names: every text of them is a template in `templates/`."""
 
 from __future__ import annotations
 

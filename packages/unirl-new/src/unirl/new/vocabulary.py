@@ -93,7 +93,7 @@ def _byte_alphabet() -> frozenset[str]:
 
 
 def _renumbered(value: Any, new: Mapping[str, int]) -> Any:
-    """Ids of special tokens in a post-processor, which stand beside their names."""
+    """Ids of special tokens in a post-processor, which are beside their names."""
     if isinstance(value, list):
         if len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int) and value[0] in new:
             return [value[0], new[value[0]]]

@@ -28,14 +28,14 @@ def balance(costs: Sequence[float], parts: int, *, equal_counts: bool = False) -
     size = parts if equal_counts else 1
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
     for number, start in enumerate(range(0, len(order), size)):
-        # A partial solution: `parts` pairs of cost and rows, dearest first.
+        # A partial solution: `parts` pairs of cost and rows, most expensive first.
         pairs = [(float(costs[row]), [row]) for row in order[start : start + size]]
         pairs += [(0.0, list[int]()) for _ in range(parts - len(pairs))]
         heap.append((pairs[-1][0] - pairs[0][0], number, pairs))
     heapq.heapify(heap)
     number = len(heap)
     while len(heap) > 1:
-        # The two with the widest spread: the dearest part of one joins the cheapest of the other.
+        # The two with the widest spread: the most expensive part of one joins the cheapest of the other.
         *_, one = heapq.heappop(heap)
         *_, other = heapq.heappop(heap)
         pairs = [(a + b, rows + more) for (a, rows), (b, more) in zip(one, reversed(other), strict=True)]

@@ -1,4 +1,4 @@
-"""Batch-invariant numerics: each row's result has the same bits whatever rows stand beside it.
+"""Batch-invariant numerics: each row's result has the same bits whatever the other rows in the batch.
 
 A library may choose another order of additions for another number of rows, so that a row is rounded differently in a
 larger batch. `docs/explanation/numbers.md` lists what the mode covers and what it does not.
@@ -137,7 +137,7 @@ def _flag(set_flags: Callable[[bool], tuple[Any, ...]], value: bool) -> Generato
 
 @contextmanager
 def _deterministic_cuda() -> Generator[None]:
-    """What torch offers on CUDA: deterministic algorithms, full fp32 and no sums in 16 bits."""
+    """Torch's options on CUDA: deterministic algorithms, full fp32 and no sums in 16 bits."""
     import torch
 
     matmul: Any = torch.backends.cuda.matmul

@@ -26,7 +26,7 @@ class Cpu:
     torch: str = ""
     """Instruction set of torch's own kernels, such as `AVX512`; empty while torch is not loaded."""
     variables: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
-    """Those of `INSTRUCTION_VARIABLES` that are set."""
+    """Values of the `INSTRUCTION_VARIABLES` that are set."""
 
     def __str__(self) -> str:
         has = f" ({', '.join(self.instructions)})" if self.instructions else ""
@@ -35,7 +35,7 @@ class Cpu:
 
 
 def describe_cpu(*, with_torch: bool) -> Cpu:
-    """Of this process. with_torch: also the instruction set of torch's kernels, which imports torch."""
+    """The CPU of this process. with_torch: also the instruction set of torch's kernels, which imports torch."""
     capability = ""
     if with_torch:
         import torch
@@ -54,7 +54,7 @@ def describe_cpu(*, with_torch: bool) -> Cpu:
 
 
 def _cpu_info() -> dict[str, str]:
-    """What Linux says of the first CPU; nothing on other systems."""
+    """Fields of the first CPU in Linux's /proc/cpuinfo; empty on other systems."""
     if not CPU_INFO.is_file():
         return {}
     first = CPU_INFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["MAX_FRAMES", "MAX_PIXELS", "LoadedImage", "load_image", "load_picture", "load_video", "save_images"]
 
 MAX_PIXELS = 2**26
-"""Of one image or frame, 8192 x 8192. A file of a few kB can claim billions."""
+"""Pixels of the largest image or frame, 8192 x 8192. A file of a few kB can claim billions."""
 MAX_FRAMES = 2**12
-"""Of one video."""
+"""Frames of the longest video."""
 _STILL = {"image2", "png_pipe", "jpeg_pipe", "webp_pipe", "bmp_pipe", "tiff_pipe", "gif"}
 """Formats in which PyAV reads pictures."""
 
@@ -138,7 +138,7 @@ def save_images(images: Media | None, folder: Path, *, role: str) -> list[tuple[
         pixels = hashlib.sha256(repr(levels.shape).encode() + levels.tobytes())
         file = folder / f"{pixels.hexdigest()[:32]}.png"
         if not file.exists():
-            # Whole under its name: another thread may read the same image of an earlier piece.
+            # Renamed when complete: another thread may be reading the same image of an earlier piece.
             part = file.with_suffix(".part")
             with writing(file):
                 Image.fromarray(levels).save(part, format="PNG")

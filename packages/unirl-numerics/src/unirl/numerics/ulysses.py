@@ -99,11 +99,11 @@ class SharedCall:
     """A call of attention on a part of the tokens."""
 
     arguments: Mapping[str, Any]
-    """Those of the attention's forward, by name, with everything cut to this rank's tokens."""
+    """Arguments of the attention's forward, by name, with everything cut to this rank's tokens."""
     lengths: Sequence[int]
     """Tokens of each rank."""
     mask: Tensor | None = None
-    """Of all tokens in the order of the ranks, [B or 1, 1, S or 1, S] bool or additive, in place of the module's."""
+    """Mask of all tokens in rank order, [B or 1, 1, S or 1, S] bool or additive, in place of the module's."""
     is_causal: bool = False
     builds_mask: bool = False
     """Whether the module builds a mask of this rank's tokens, which `mask` replaces; otherwise one is refused."""

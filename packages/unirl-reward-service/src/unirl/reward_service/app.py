@@ -111,7 +111,7 @@ class Service:
             raise
         except ClientDisconnect:
             code = "client_gone"
-            # Nobody reads it.
+            # The client is gone, so this is not read.
             return Response(status_code=400)
         finally:
             self.pending_bytes -= size
@@ -240,5 +240,5 @@ def _error(code: str, message: str, *, status: int, headers: Mapping[str, str] |
 
 
 def _digest(text: str) -> bytes:
-    """Of one length for every text, as a comparison in constant time needs."""
+    """Digest with one length for every text, as a comparison in constant time needs."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()

@@ -21,7 +21,7 @@ __all__ = ["ScorerConfig", "ServiceConfig", "read_config"]
 
 @dataclass
 class ScorerConfig:
-    """One scorer: a reward with its settings, in a process of its own."""
+    """One scorer: a reward with its settings, in a separate process."""
 
     use: str = MISSING
     """Name of an installed reward."""
@@ -32,7 +32,7 @@ class ScorerConfig:
     gpus: list[int] | None = None
     """GPUs that its process sees (CUDA_VISIBLE_DEVICES); null shows it all of them."""
     python: str = ""
-    """Python executable of its process, for a scorer with an environment of its own; empty takes the service's. That
+    """Python executable of its process, for a scorer with a separate environment; empty takes the service's. That
     environment needs unirl-reward-service and the reward's dist."""
     max_batch_size: int = limit(32, least=1)
     """Samples per call of the reward; requests are joined up to it. A larger request is one call."""

@@ -1,4 +1,4 @@
-"""What a client is told: one error with a code, a message and a status, and never a traceback."""
+"""Errors for clients: a code, a message and a status, and never a traceback."""
 
 from __future__ import annotations
 

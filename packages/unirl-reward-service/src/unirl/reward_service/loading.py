@@ -91,7 +91,7 @@ def _code(target: str) -> str:
     spec = find_spec(target.partition(":")[0])
     assert spec is not None and spec.origin is not None, f"{target} was resolved before"
     folder = Path(spec.origin).parent
-    # A plugin of one file stands among files that are not its own.
+    # A plugin of one file is in a folder with files that are not its own.
     for file in sorted(folder.glob("*.py")) if (folder / "plugin.py").is_file() else [Path(spec.origin)]:
         _add_file(result, file)
     return result.hexdigest()

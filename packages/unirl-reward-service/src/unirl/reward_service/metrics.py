@@ -11,7 +11,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """In a registry of their own: a process may run several services."""
+    """Metrics in a separate registry: a process may run several services."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

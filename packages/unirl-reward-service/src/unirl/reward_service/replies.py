@@ -58,7 +58,7 @@ class Replies:
             self._kept.move_to_end(request_id)
 
     def _forget_old(self) -> None:
-        """From the oldest on. One in progress that stands before them holds back the rest for as long as it takes."""
+        """Drop old replies, from the oldest on. One in progress holds back those after it for as long as it takes."""
         now = time.monotonic()
         while self._kept:
             oldest = next(iter(self._kept.values()))

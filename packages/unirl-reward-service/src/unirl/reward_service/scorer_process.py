@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 SIZE_BYTES = 8
 MAX_ATTEMPTS = 2
-"""Processes that a request may bring to their end, or see ending, before it gets an error."""
+"""Processes that may end during a request before it gets an error."""
 LONGEST_PAUSE_S = 30.0
-"""Between two starts."""
+"""Longest pause between two starts."""
 
 
 class ScorerInfo(msgspec.Struct, frozen=True):
-    """What clients are told of a scorer."""
+    """A scorer as it is described to clients."""
 
     use: str
     version: str
@@ -52,7 +52,7 @@ class _Waiting:
     body: bytes
     reply: asyncio.Future[bytes]
     attempts: int = 0
-    """Processes that ended or timed out with it. From the first on it is a batch of its own."""
+    """Processes that ended or timed out with it. From the first on it is sent as a separate batch."""
     since: float = field(default_factory=time.monotonic)
 
     @property
@@ -77,7 +77,7 @@ class ScorerProcess:
         """environment: variables of its process.  timeout_s: longest time of a request, waiting included."""
         self.name = name
         self.info: ScorerInfo | None = None
-        """Of the process that runs, or ran last; None before the first start."""
+        """Description by the process that runs, or ran last; None before the first start."""
         self._config = config
         self._environment = environment
         self._timeout_s = timeout_s
@@ -97,7 +97,7 @@ class ScorerProcess:
 
     @property
     def pid(self) -> int:
-        """Of its process; 0 while there is none."""
+        """Id of its process; 0 while there is none."""
         return self._process.pid if self._process is not None and self.is_up else 0
 
     async def start(self) -> None:
@@ -212,7 +212,7 @@ class ScorerProcess:
             raise _Ended from error
 
     def _try_again(self, batch: list[_Waiting], error: ServiceError) -> None:
-        """End what is left of the process, and put the requests before all others, each alone."""
+        """End what is left of the process, and put the requests before all others, each as a separate batch."""
         assert self._process is not None
         self._is_up.clear()
         self._is_starting = True

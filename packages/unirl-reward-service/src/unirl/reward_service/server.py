@@ -98,7 +98,7 @@ class _Server(uvicorn.Server):
             self.handle_exit(signal.SIGTERM, None)
 
     async def wait_for_signal(self) -> None:
-        """Until a signal to stop; while scorers start, which can take minutes, uvicorn does not listen to any."""
+        """Wait for a signal to stop; while scorers start, which can take minutes, uvicorn does not listen to any."""
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)

@@ -66,7 +66,7 @@ class WireLimits:
     max_image_pixels: int = 2**24
     """Height x width of an image or a frame."""
     max_request_pixels: int = 2**26
-    """Of all images and frames of a request, those that samples are made from among them: what its body unpacks to."""
+    """Pixels of all images and frames of a request, sources of its samples included: what its body unpacks to."""
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,7 +88,7 @@ class WireSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: list[int] | None = None
     lengths: list[int] | None = None
     kind: Literal["image", "video", "text", "audio"] | None = None
-    """Of the media; None for samples without."""
+    """Kind of the media; None for samples without."""
     rate: float | None = None
     media: list[Raw | Encoded] | None = None
     """None for texts, which are in `completions`."""
@@ -98,14 +98,14 @@ class WireSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Message(msgspec.Struct, frozen=True):
-    """What a message of any format has."""
+    """Fields of messages of every format."""
 
     format: int
 
 
 class ScoreRequest(_Message, frozen=True, forbid_unknown_fields=True):
     id: RequestId
-    """Of the request; a retry has the same one, and the same bytes."""
+    """Id of the request; a retry has the same one, and the same bytes."""
     scorer: Name
     """Name of the scorer at the service."""
     version: Name
@@ -117,7 +117,7 @@ class ScoreReply(_Message, frozen=True, forbid_unknown_fields=True):
     id: str
     scorer: str
     version: str
-    """Of the scorer that gave these scores."""
+    """Version of the scorer that gave these scores."""
     sample_ids: list[str]
     values: list[float]
     parts: dict[str, list[float]]

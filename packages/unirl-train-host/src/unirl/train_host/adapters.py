@@ -51,7 +51,7 @@ def add_lora(
 
 
 def switch_lora(module: nn.Module, *, on: bool) -> None:
-    """With the adapter off the module is the base model."""
+    """Switch the adapter; with it off the module is the base model."""
     for _, layer in _layers(module):
         layer.enable_adapters(on)
 
@@ -76,7 +76,7 @@ def lora_deltas(module: nn.Module) -> dict[str, Delta]:
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Of tensors of an adapted module: their names without adapters -> their names with them; no adapters' tensors."""
+    """Names of an adapted module's tensors without adapters -> with them; tensors of adapters are left out."""
     return {name.replace(".base_layer.", "."): name for name in names if ".lora_" not in name}
 
 

@@ -1,4 +1,4 @@
-"""A training backend but for how it spreads the module over its ranks: owns the trainable weights until the end."""
+"""Training backend, except for sharding: owns the trainable weights until the end."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class ShardedBackend(Backend):
         return Optimizer(self._params, self._config, total_steps=total_steps, several_meshes=self._ranks.num_tensor > 1)
 
     def _view(self, tensor: Tensor) -> Tensor:
-        """Of a tensor laid out as a parameter is: the same memory, as a shard of the whole tensor."""
+        """A tensor laid out as a parameter is, viewed as a shard of the whole tensor; the same memory."""
         return tensor
 
     @property
@@ -348,7 +348,7 @@ class ShardedBackend(Backend):
         return held if copy is None else copy.values.get(name, held)
 
     def _sources(self, kind: str, *, is_on: bool) -> dict[str, Source]:
-        """What each exported tensor is made of. is_on: with the adapters."""
+        """The source of each exported tensor. is_on: with the adapters."""
         if self._config.trains == "full":
             return {name: Source(name=name) for name in self._held}
         from .adapters import lora_deltas, lora_names, plain_names

@@ -53,7 +53,7 @@ ALLOWED: dict[tuple[str, str], Any] = {
     ("pathlib", "PosixPath"): PurePosixPath,
     ("pathlib._local", "PosixPath"): PurePosixPath,
 }
-"""What a pickle of DCP's metadata may name. `BytesStorageMetadata` is left out: it is for pickled objects."""
+"""Names that a pickle of DCP's metadata may use. `BytesStorageMetadata` is left out: it is for pickled objects."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -71,7 +71,7 @@ class _Foreign(Exception):
 
 
 class TensorReader(FileSystemReader):
-    """DCP's reader of a folder, for tensors alone."""
+    """DCP's reader of a folder, only for tensors."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         result = read_metadata(Path(self.path))
@@ -105,7 +105,7 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def _problem(found: object) -> str:
-    """What is wrong with the metadata of a checkpoint of tensors; empty for none."""
+    """Problem with the metadata of a checkpoint of tensors; empty for none."""
     if not isinstance(found, Metadata):
         return f"holds a {type(found).__name__}, not the metadata of a checkpoint"
     tables: tuple[object, ...] = (found.state_dict_metadata, found.storage_data)

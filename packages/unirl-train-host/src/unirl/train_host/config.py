@@ -59,7 +59,7 @@ class CriticConfig:
     lr_warmup_steps: int = limit(0, least=0)
     """Optimizer steps of the critic over which its learning rate rises linearly."""
     warmup_steps: int = limit(0, least=0)
-    """Critic warm-up: until the critic has taken this many optimizer steps, a training step trains the critic alone."""
+    """Critic warm-up: until the critic has taken this many optimizer steps, a training step trains only the critic."""
     steps_per_update: int = limit(1, least=1)
     """Optimizer steps of the critic after each update of the policy, all on that update's samples."""
 
@@ -96,7 +96,7 @@ class ShardedConfig(BackendConfig):
     rounding_only = ("activation_checkpointing",)
 
     def kept(self, *, shard: int, sequence: int, optimizer_bytes: int = 8) -> TrainingMemory | None:
-        """What a backend keeps on a mesh without tensor parallelism; None with a critic, which is a model of its own.
+        """Memory that a backend keeps on a mesh without tensor parallelism; None with a critic, a separate model.
 
         shard: ranks of one copy of the weights, 0 for all.  sequence: of those, ranks that share the tokens of a row.
         optimizer_bytes: state of a trained parameter.

@@ -17,7 +17,7 @@ __all__ = ["Delta", "Source", "gathered"]
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """What an adapter adds to a weight: scale (B A)."""
+    """The addition of an adapter to a weight: scale (B A)."""
 
     a: str
     """Names of A and B in the module."""
@@ -28,10 +28,10 @@ class Delta:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What an exported tensor is made of."""
+    """Source of an exported tensor."""
 
     name: str
-    """Of a parameter in the module."""
+    """Name of a parameter in the module."""
     delta: Delta | None = None
 
 

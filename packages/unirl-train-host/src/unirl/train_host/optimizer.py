@@ -19,7 +19,7 @@ from .sharding import full, local
 __all__ = ["ADAM", "Optimizer", "View", "learning_rate"]
 
 View = Callable[[Tensor], Tensor]
-"""From a tensor laid out as a parameter is to one of the same memory that has all ranks of it in its mesh."""
+"""Maps a tensor laid out as a parameter is to one of the same memory that has all its ranks in its mesh."""
 ADAM: Mapping[str, torch.dtype] = {"exp_avg": torch.float32, "exp_avg_sq": torch.float32}
 """Moments of torch's AdamW."""
 

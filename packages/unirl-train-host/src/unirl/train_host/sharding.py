@@ -82,7 +82,7 @@ def split(module: nn.Module, plan: Mapping[str, str], *, ranks: Ranks) -> None:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """`*` stands for one component of a dotted name."""
+    """`*` matches one component of a dotted name."""
     return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]+"), name) is not None
 
 

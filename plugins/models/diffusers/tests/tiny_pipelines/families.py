@@ -71,7 +71,7 @@ def _scale(scale: float) -> dict[str, Any]:
 
 
 def _added_scale(scale: float) -> dict[str, Any]:
-    """Of pipelines that add the scaled difference to the positive prediction; they are off at 0."""
+    """Arguments of pipelines that add the scaled difference to the positive prediction; they are off at 0."""
     return {"guidance_scale": scale - 1}
 
 

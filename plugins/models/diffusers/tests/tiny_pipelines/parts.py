@@ -184,7 +184,7 @@ def hunyuan_vae() -> Any:
 
 
 def processor() -> Any:
-    """Of images and texts, without the part for videos."""
+    """Processor of images and texts, without the part for videos."""
     size = {"shortest_edge": 28**2, "longest_edge": 56**2}
     images = transformers.Qwen2VLImageProcessorPil(patch_size=14, size=size)
     return transformers.Qwen2VLProcessor(image_processor=images, tokenizer=tokenizer(2048), chat_template=_CHAT)

@@ -1,4 +1,4 @@
-"""What tests change about diffusers and transformers, in every process."""
+"""Changes that tests make to diffusers and transformers, in every process."""
 
 from __future__ import annotations
 

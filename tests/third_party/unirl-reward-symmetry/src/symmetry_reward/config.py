@@ -15,4 +15,4 @@ AXES = ("left-right", "top-bottom", "both")
 @dataclass
 class SymmetryConfig(RewardConfig):
     axis: str = one_of(*AXES, default="left-right")
-    """What is mirrored: `left-right`, `top-bottom`, or `both`, which is the mean of the two."""
+    """Direction of the mirroring: `left-right`, `top-bottom`, or `both`, which is the mean of the two."""

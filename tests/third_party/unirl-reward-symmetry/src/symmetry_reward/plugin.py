@@ -1,4 +1,4 @@
-"""What this plugin provides. Imported whenever parts are listed, so it imports nothing heavy."""
+"""Parts that this plugin provides. Imported whenever parts are listed, so it imports nothing heavy."""
 
 from __future__ import annotations
 

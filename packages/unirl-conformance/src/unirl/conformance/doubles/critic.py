@@ -21,9 +21,9 @@ __all__ = ["PlainCritic"]
 
 
 class PlainCritic(PlainUpdater):
-    """Gradient descent on a network of its own with one output. Fits `unirl.numerics.train.updater.CriticUpdater`.
+    """Gradient descent on a separate network with one output. Fits `unirl.numerics.train.updater.CriticUpdater`.
 
-    Its values of rows that fill a batch up are no numbers, so that whatever reads them shows.
+    Its values for padding rows are NaN, so that any code that reads them is found out.
     """
 
     is_alone = False
@@ -64,8 +64,8 @@ class PlainCritic(PlainUpdater):
         return replay_values(critic, model, track, packing=self.packing)
 
     def _of_steps(self, track: Track) -> Tensor:
-        """A linear function of the mean of each channel. Latents that are no numbers, those of rows that fill a batch
-        up, are taken for 0: they would spread through the gradient of the weights."""
+        """A linear function of the mean of each channel. Latents that are NaN, those of padding rows, are
+        read as 0: they would spread through the gradient of the weights."""
         own = self._own
         latents = track.latent.latents.nan_to_num(nan=0.0)
         track = dataclasses.replace(track, segment=dataclasses.replace(track.latent, latents=latents))

@@ -26,7 +26,7 @@ class Step:
 
 
 def sde_step(kernel: str, *, sigma: float, after: float, second: float, eta: float, options: Mapping[str, Any]) -> Step:
-    """The stochastic step of a kernel. second: the schedule's second sigma, which stands in for 1 where g is infinite.
+    """The stochastic step of a kernel. second: the schedule's second sigma, which replaces 1 where g is infinite.
 
     Sources: Flow-GRPO, arXiv 2505.05470; DanceGRPO, arXiv 2505.07818; CPS, arXiv 2509.05952; DDIM, arXiv 2010.02502.
     """

@@ -92,7 +92,7 @@ def _of_tokens(
 
 
 def _distributions(setup: TrainingSetup) -> dict[str, Any]:
-    """Those of the live and the reference policy over every token, as the weights are now."""
+    """Distributions of the live and the reference policy over every token, with the current weights."""
     text, model = setup.track.text, setup.model
     assert isinstance(model, TinyDecoder)
     batch = pad_batch(text.prompt_tokens, text.tokens, pad_token=model.pad_token)

@@ -23,7 +23,7 @@ PROMPTS = ("a red ring on the left", "two blue squares", "a dog")
 def numbered(
     prompts: Sequence[str], *, media: Callable[[int], tuple[MediaRef, ...]] = lambda number: ()
 ) -> list[Prompt]:
-    """As a prompt file holds them: `p0`, `p1`, ... with their number as metadata. media: of each number."""
+    """Prompts as from a file: `p0`, `p1`, ... with their number as metadata. media: number -> its media."""
     return [
         Prompt(prompt_id=f"p{n}", text=text, metadata={"number": n}, media=media(n)) for n, text in enumerate(prompts)
     ]

@@ -235,7 +235,7 @@ class TinyDecoder(TextModel):
         length, total = tokens.shape[1], attention_mask.shape[1]
         place = torch.arange(total, device=self.device)
         own = place[total - length :, None]
-        # Padding sees itself, for a softmax over nothing is no number.
+        # Padding attends to itself: a softmax over nothing is NaN.
         visible = ((place <= own) & attention_mask.to(self.device)[:, None]) | (place == own)
         logits, kept = self.net(tokens.to(self.device), positions.to(self.device), visible, index=None, cache=cache)
         return logits.float(), kept

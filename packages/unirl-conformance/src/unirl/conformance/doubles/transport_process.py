@@ -1,4 +1,4 @@
-"""Transports in processes of their own.
+"""Transports in separate processes.
 
 Each process is a server of `multiprocessing.managers` with a socket in a folder, where the processes of a run find each
 other. Calls on a transport come one at a time; questions of other processes are answered meanwhile, as the role says.
@@ -73,7 +73,7 @@ class TransportProcess:
 
 @dataclass
 class _Served:
-    """The transport of this process. Arguments and results are pickled by the standard library alone: torch's own way
+    """The transport of this process. Arguments and results are pickled only by the standard library: torch's own way
     shares memory between the processes, which is a transport, too."""
 
     transport: Transport = field(init=False)
@@ -116,6 +116,6 @@ _Manager.register("served", _get_served, exposed=("build", "call"))
 
 
 def _set_up(mark: str) -> None:
-    # A group of its own, so that all that it starts can be killed.
+    # A separate process group, so that everything it starts can be killed.
     os.setsid()
     os.environ[MARK] = mark

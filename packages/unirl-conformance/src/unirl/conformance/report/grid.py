@@ -42,7 +42,7 @@ def _block(
 ) -> Iterator[Line]:
     height = max(len(heads[place]) for place in places)
     for line in range(height):
-        # The last line of each head stands above its column.
+        # The last line of each head is above its column.
         parts = [["", *heads[place]][max(0, line - height + len(heads[place]) + 1)] for place in places]
         yield _joined(" " * label, [(part, None) for part in parts], [widths[place] for place in places])
     for title, rows in grid.groups.items():

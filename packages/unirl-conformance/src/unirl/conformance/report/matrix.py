@@ -1,4 +1,4 @@
-"""MATRIX.md: the results on three screens, for terminals and code hosts; a function of the report alone."""
+"""MATRIX.md: the results on three screens, for terminals and code hosts; a function only of the report."""
 
 from __future__ import annotations
 
@@ -163,5 +163,5 @@ def _html(text: str) -> str:
 
 
 def _url(link: str) -> str:
-    """What may be written between angle brackets."""
+    """The link, escaped so that it can be written between angle brackets."""
     return re.sub(r"[\s<>]", lambda found: f"%{ord(found.group()):02X}", link)

@@ -155,7 +155,7 @@ def _not_run(view: View) -> Iterator[tuple[str, str]]:
 
 
 def _list(title: str, state: State, texts: Iterable[tuple[str, str]]) -> Group:
-    """Texts, each with a detail on a line of its own, that wrap beside their marks."""
+    """Texts, each with a detail on a separate line, that wrap beside their marks."""
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

@@ -44,7 +44,7 @@ class Tally:
     """How many outcomes ended in each state."""
 
     counts: tuple[int, ...]
-    """In the order of `STATES`."""
+    """Counts in the order of `STATES`."""
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome], untried: Iterable[Untried] = ()) -> Tally:
@@ -68,7 +68,7 @@ class Tally:
 
     @property
     def symbol(self) -> str:
-        """The same as a glyph, with one of its own for what passed in part and did not run otherwise."""
+        """The same as a glyph, with a separate one for subjects that passed in part and did not run otherwise."""
         if self["not run"] and self["gap"] and not self["fail"]:
             return SYMBOLS["gap"]
         return PARTLY if self.state == "not run" and self["pass"] else SYMBOLS[self.state]
@@ -141,7 +141,7 @@ class NumberRow:
     worst: Number
     """The one nearest to its bound; without bounds the largest."""
     where: Outcome
-    """Where that was."""
+    """Outcome with the worst number."""
     num_numbers: int
 
 

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 ORDER: tuple[State, ...] = ("pass", "fail", "gap", "not run", "n/a")
-"""In which states are shown beside each other."""
+"""Order in which states are shown beside each other."""
 
 SEVERITY: tuple[State, ...] = ("fail", "not run", "gap", "pass", "n/a")
 """The state of several outcomes together is the first of these that occurs: what did not run is never a pass."""

@@ -40,7 +40,7 @@ BUDGET = (
 
 
 DIFFERENTIABLE = ("~reward@reward.shapes", "+reward@reward.soft=soft-shapes")
-"""In place of the recipe's reward, for an algorithm that backpropagates rewards."""
+"""Replaces the recipe's reward, for an algorithm that backpropagates rewards."""
 LAGGED = ("kind=linear", "rate=0.001", "decay=0.5")
 """Settings of a lagged policy that samples, as in the paper of DiffusionNFT; of the recipe's backend."""
 CRITIC = ("backend.critic.lr=1e-3", "advantage.scope=group")
@@ -52,7 +52,7 @@ def test_training_raises_the_reward(case: AlgorithmCase) -> None:
     """It learns: on the quickstart's coloured shapes, with real parts, the mean reward of the last eight steps exceeds
     that of the first eight by more than three standard errors.
 
-    The recipe `quickstart` with this algorithm in place of its own; four prompts, the same in every step, 96 samples,
+    The recipe `quickstart` with this algorithm instead of its own; four prompts, the same in every step, 96 samples,
     24 steps. Over four seeds Flow-GRPO rises by 7 to 10 standard errors.
 
     If it fails while the other claims hold: look at what only a run has: `progress` (schedules that end in nothing),

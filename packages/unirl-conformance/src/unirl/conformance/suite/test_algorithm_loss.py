@@ -172,7 +172,7 @@ def _inputs_of(setup: TrainingSetup, track: Track) -> Callable[[float], Any]:
     if setup.needs.reward == "differentiable":
         setup.move()
         return lambda progress: reward_inputs(setup, track, progress=progress)
-    # A loss over stochastic steps replays them; any other asks for velocities at points of its own.
+    # A loss over stochastic steps replays them; any other asks for velocities at points that it chooses.
     if not setup.is_text and not setup.needs.stochastic:
         setup.move()
         return lambda progress: point_inputs(setup, track, progress=progress)
@@ -185,7 +185,7 @@ def _inputs_of(setup: TrainingSetup, track: Track) -> Callable[[float], Any]:
 
 
 def _log_probs(setup: TrainingSetup) -> torch.Tensor:
-    """[n, S] or [n, 1] on the CPU, of whatever has an advantage of its own."""
+    """[n, S] or [n, 1] on the CPU: one for each advantage."""
     return setup.mean_log_probs()[:, None] if setup.critic is None else setup.log_probs().cpu()
 
 
@@ -196,7 +196,7 @@ def _some_without_weight(track: Track) -> Track:
 
 
 def _check_that_clips_matter(track: Track, new: Replayed | ReplayedTokens) -> None:
-    """That the setup can tell a clipped loss from another one; it says nothing of the algorithm."""
+    """Check that the setup can tell a clipped loss from another one; this does not test the algorithm."""
     old = log_probs_of(track)
     assert old is not None
     far = (new.log_probs - old).abs()[new.valid] > CLIP

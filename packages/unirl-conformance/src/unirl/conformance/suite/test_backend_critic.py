@@ -115,7 +115,7 @@ def test_values_without_a_critic_are_refused(case: BackendCase) -> None:
 def _backend(
     case: BackendCase, *caps: Cap, training: Training | None = None, train: TrainConfig | None = None
 ) -> AbstractContextManager[Trainer]:
-    """A backend over a text model of its own."""
+    """A backend over a separate text model."""
     model = TinyDecoder(device=case.device)
     settings = {"lr": 1e-2, "max_grad_norm": None, **ADAMW}
     return case.backend(training or case.trainings[0], *caps, model=model, train=train, **settings)

@@ -19,7 +19,7 @@ from unirl.core.specs.capability import Cap
 def test_lora_adapts_the_layers_that_the_targets_match(case: BackendCase) -> None:
     """LoRA adapts exactly the layers in the model's spec, each with A and B.
 
-    If it fails: match targets against the ends of module names, whole components at a time (`up` is no match for
+    If it fails: match targets against the ends of module names, whole components at a time (`up` does not match
     `pick_up`), and take them from the spec of the model that was given, not from a list of the backend.
     """
     for targets in (SPEC.lora_targets, ("blocks.1.up", "leave")):

@@ -48,7 +48,7 @@ def test_the_adapter_switched_off_is_the_initial_model(case: BackendCase) -> Non
 def test_the_reference_copy_is_the_initial_model(case: BackendCase) -> None:
     """After any number of updates the reference policy of full training is the initial model, bit for bit.
 
-    If it fails: copy the weights when the backend is built, before any step, with memory of their own, and in the
+    If it fails: copy the weights when the backend is built, before any step, with separate memory, and in the
     dtype that trains.
     """
     check_reference(case, "full", Cap.REFERENCE_COPY)
@@ -110,7 +110,7 @@ def test_the_lagged_policy_follows_its_formula(case: BackendCase) -> None:
     """The lagged policy starts at the initial weights, stays put while a rollout is trained on, and moves at its end:
     0.75 of it, 0.25 of the live ones.
 
-    If it fails: see whether it moves in `end_rollout` alone, however many updates a rollout has.
+    If it fails: check that it moves only in `end_rollout`, however many updates a rollout has.
     """
     for training in case.trainings:
         with case.backend(training, Cap.LAGGED_POLICY, train=TrainConfig(updates_per_step=2), **GRADIENT) as trainer:

@@ -98,7 +98,7 @@ def test_exported_weights_are_those_in_use(case: BackendCase) -> None:
                 trainer.train(case.track(number))
                 trainer.backend.end_rollout()
             scale = trainer.backend.export_weights(kind=training).adapter_scale
-            # The reference is the initial module and has claims of its own.
+            # The reference is the initial module and has separate claims.
             policies: list[Policy] = ["live", *(policy for policy in trainer.policies if policy != "reference")]
             for policy in policies:
                 with trainer.backend.policy(policy):

@@ -1,4 +1,4 @@
-"""Who samples: the policy that the algorithm names, on this engine."""
+"""The policy that samples: the one that the algorithm names, on this engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ leaves 1e-4 of it and less."""
 @claim("cell")
 def test_rollouts_come_from_the_policy_whose_samples_are_trained_on(case: CellCase) -> None:
     """An algorithm that trains on samples of a lagged policy gets just those: after an update the latents are those of
-    the lagged policy, not of the live one, and an engine with weights of its own holds the lagged ones by checksum.
+    the lagged policy, not of the live one, and an engine with separate weights holds the lagged ones by checksum.
 
     If it fails: an engine that shares the module samples inside `Backend.policy(...)`, others are sent
     `export_weights(policy=...)`; see `unirl.loop.parts.sync_weights`.

@@ -23,7 +23,7 @@ from unirl.core.types.rollout import verify_echo
 @claim("engine", track="any")
 def test_sampling_does_not_modify_torch_or_the_model(case: EngineCase) -> None:
     """After a rollout training mode, gradients, weights, random generators, grad mode and default dtype are as before:
-    training goes on from exactly where it was.
+    training continues from exactly where it was.
 
     If it fails: restore each submodule's own mode (not `train()` on the whole), sample under no_grad inside the call,
     and draw noise from the recipe, so that no global generator moves.

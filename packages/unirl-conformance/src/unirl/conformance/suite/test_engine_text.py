@@ -127,7 +127,7 @@ def test_stop_tokens_end_a_text(case: TextEngineCase) -> None:
         _check_ends(case, request, track)
         ended = sum(status is Status.COMPLETED for status in track.status)
         assert ended, "a third of all tokens end a text, and none of six texts ended"
-        # The model's own alone: those that the engine does not know from elsewhere.
+        # Only the model's own: those that the engine does not know from elsewhere.
         own = case.with_text(request, stop_tokens=tuple(_third(case)))
         _check_ends(case, own, case.sample(engine, own))
 
@@ -137,7 +137,7 @@ def test_stop_strings_end_a_text_and_are_removed(case: TextEngineCase) -> None:
     """A completion ends with the token that completes a stop string, and is `COMPLETED`. The tokens of the string are
     kept, because they were sampled and are trained on; the text passed to rewards ends before it.
 
-    If it fails: look for the string in the completion so far, not in the newest token alone, and cut the completion,
+    If it fails: look for the string in the completion so far, not only in the newest token, and cut the completion,
     not the tokens.
     """
     model = case.model()
@@ -174,7 +174,7 @@ def test_stop_strings_end_a_text_and_are_removed(case: TextEngineCase) -> None:
 def test_texts_of_a_group_differ(case: TextEngineCase) -> None:
     """The samples of a prompt are drawn independently: a group of equal completions carries no gradient.
 
-    If it fails: give every sample a seed of its own, `seeds` of the request; an engine that is given one seed for a
+    If it fails: give every sample its own seed, `seeds` of the request; an engine that is given one seed for a
     prompt with n samples may draw one completion n times.
     """
     _, track = case.generate(sampling=LONG)

@@ -48,7 +48,7 @@ def test_tokens_are_drawn_at_the_temperature(case: TextEngineCase) -> None:
     that distribution is its negative entropy, within five standard errors.
 
     If it fails: the engine samples at another temperature, from fewer tokens (a default top_k or top_p of the
-    checkpoint's generation_config.json), or with a penalty of its own.
+    checkpoint's generation_config.json), or with its own penalty.
     """
     for temperature in (0.5, 2.0):
         request, track = _first_tokens(case, temperature=temperature)
@@ -63,7 +63,7 @@ def test_tokens_are_drawn_at_the_temperature(case: TextEngineCase) -> None:
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
 def test_temperature_0_is_greedy(case: TextEngineCase) -> None:
-    """At temperature 0 every token is the most likely one after what stands before it, and its log-prob that of the
+    """At temperature 0 every token is the most likely one after the tokens before it, and its log-prob that of the
     plain logits: evaluation means the same everywhere.
 
     If it fails: look for a temperature that is raised to a smallest value, or for log-probs of the greedy choice, which
@@ -117,7 +117,7 @@ def test_log_probs_cover_the_whole_vocabulary(case: TextEngineCase) -> None:
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
 def test_prompts_are_read_as_tokens(case: TextEngineCase) -> None:
-    """The engine goes on from the prompt tokens of the request, whatever the prompt's words are: with the tokens of
+    """The engine continues the prompt tokens of the request, whatever the prompt's words are: with the tokens of
     another prompt under the same words, the most likely completion is that of the tokens.
 
     If it fails: send token ids; a server that tokenizes the words again may put its own template around them.

@@ -139,7 +139,7 @@ def test_only_requested_steps_are_scored(case: LatentEngineCase) -> None:
     assert echoed is not None, "the request says which steps are scored; the engine scored every SDE step"
     assert echoed.tolist() == steps.tolist(), f"{steps.tolist()} were to be scored; {echoed.tolist()} are echoed"
     assert whole.log_probs is not None and some.log_probs is not None, "no log-probs came back"
-    # SDE steps 0, 1 and 2 stand in columns 0, 1 and 2.
+    # SDE steps 0, 1 and 2 are in columns 0, 1 and 2.
     expected = whole.log_probs.cpu().gather(1, steps)
     shape = list(some.log_probs.shape)
     assert shape == [6, 2], f"log-probs are {shape}; expected [samples, steps] [6, 2]"
@@ -250,7 +250,7 @@ def test_returned_conditions_are_those_used(case: LatentEngineCase) -> None:
 
 
 def check_log_probs(case: LatentEngineCase, request: Request, track: Track, *, name: str) -> None:
-    """Against the replay, as training does it, and against the formula."""
+    """Compare with the replay, as training does it, and with the formula."""
     segment = track.latent
     result = segment.log_probs
     assert result is not None, "no log-probs came back"

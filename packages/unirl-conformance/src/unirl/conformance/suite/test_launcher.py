@@ -89,7 +89,7 @@ def test_errors_of_parts_keep_their_type_and_message(case: LauncherCase) -> None
 def test_a_launch_that_fails_leaves_nothing_behind(case: LauncherCase) -> None:
     """When a part cannot be built, `launch` raises an error for the user and has ended every process that it started.
 
-    If it fails: close everything in an `except BaseException` of `launch`, before the error goes on.
+    If it fails: close everything in an `except BaseException` of `launch`, before the error is raised again.
     """
     plan = case.plan_without_checkpoint()
     launcher = case.launcher(plan)

@@ -23,7 +23,7 @@ def test_own_sample_replays_at_ratio_1(case: LatentModelCase) -> None:
     """Replaying a rollout with the weights that made it gives its log-probs again, bit for bit, at the rollout's
     batch and with gradients on: the ratio of the first update is exactly 1.
 
-    If it fails: `velocity` is no function of its arguments. Look for dropout, random draws, a cache that an earlier
+    If it fails: `velocity` is not a function of its arguments. Look for dropout, random draws, a cache that an earlier
     call fills, another attention kernel where gradients are on, and for weights in half precision: where the model's
     default is bf16, set fp32 in its spec's `trial`.
     """

@@ -80,7 +80,7 @@ def test_cached_logits_are_those_of_the_whole_text(case: TextModelCase) -> None:
         _hold(case, "after the prompts", logits, case.next_logits(model, prompts, PIECES))
         numbers = list(PIECES)
         last, texts = positions[:, -1], list(prompts)
-        # Rows leave, and one goes on twice.
+        # Rows leave, and one continues twice.
         for step, rows in enumerate(([0, 1, 2, 3, 4], [4, 0, 3, 3], [1, 2])):
             index = torch.tensor(rows, device=case.device)
             cache = model.select_cache(cache, index)
@@ -97,7 +97,7 @@ def test_cached_logits_are_those_of_the_whole_text(case: TextModelCase) -> None:
 @claim("model", track="text")
 def test_own_text_replays_at_ratio_1(case: TextModelCase) -> None:
     """Completions that the model generated with its cache have the same log-probs when they are scored again with
-    gradients on, padded and packed: the ratio of a first update is 1 but for rounding.
+    gradients on, padded and packed: the ratio of a first update is 1 up to rounding.
 
     If it fails while the claims about scores and caches hold: look for dropout, random draws, or another attention
     kernel or precision where gradients are on.

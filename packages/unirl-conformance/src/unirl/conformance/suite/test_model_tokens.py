@@ -47,8 +47,8 @@ def test_prompt_tokens_are_those_of_the_prompt_alone(case: TextModelCase) -> Non
 
 @claim("model", track="text")
 def test_chat_settings_change_the_prompt(case: TextModelCase) -> None:
-    """Without `chat` a prompt stands as it is. With it the template is put around it: the prompt is in it still, a
-    system prompt is said where one is given, and the switch `thinking` changes the tokens; or the setting is rejected
+    """Without `chat` a prompt is unchanged. With it the template is put around it: the prompt is still in it, a
+    system prompt is added where one is given, and the switch `thinking` changes the tokens; or the setting is rejected
     by name. Nothing is ever left out without a word.
 
     If it fails: hand `system_prompt` and `thinking` to the template, and refuse what it has no place for.
@@ -66,7 +66,7 @@ def test_chat_settings_change_the_prompt(case: TextModelCase) -> None:
 @claim("model", track="text")
 def test_decoding_inverts_tokenizing(case: TextModelCase) -> None:
     """Tokens become exactly the text that they were made of, spaces and letters of any script included, each row its
-    own; what ends a text, or fills rows up, is not in it, and no tokens are no text.
+    own; what ends a text, or fills rows up, is not in it, and no tokens give an empty text.
 
     If it fails: decode with `skip_special_tokens=True` and without cleaning up spaces; keep the rows in their order.
     """

@@ -56,7 +56,7 @@ def test_an_undeclared_gradient_is_absent_or_correct(case: RewardCase) -> None:
             try:
                 result = _slopes(case, reward, samples)
             except (RuntimeError, ValueError, TypeError, UniRLError):
-                # It scores these samples, and rejects them with a gradient: that is no wrong one.
+                # It scores these samples, and rejects them with a gradient: that is not a wrong gradient.
                 continue
             if result is not None:
                 slopes, differences, dtype = result
@@ -107,7 +107,7 @@ def _slopes(case: RewardCase, reward: Reward, samples: ScoreInput) -> tuple[Tens
 
 
 def _keeps_fp64(case: RewardCase, reward: Reward, samples: ScoreInput, start: Tensor) -> bool:
-    """Whether the reward computes in fp64 when the pixels are. Roles promise fp32 alone."""
+    """Whether the reward computes in fp64 when the pixels are. Roles promise only fp32."""
     with torch.no_grad():
         try:
             one, other = (

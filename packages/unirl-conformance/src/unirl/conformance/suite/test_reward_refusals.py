@@ -33,7 +33,7 @@ def test_non_finite_pixels_raise(case: RewardCase) -> None:
 def test_samples_without_their_media_raise(case: RewardCase) -> None:
     """A track that was not decoded, or of another kind, raises instead of getting a score.
 
-    If it fails: look for a default that stands in for missing images or texts, such as zeros.
+    If it fails: look for a default that replaces missing images or texts, such as zeros.
     """
     with case.reward() as reward:
         for samples in case.batches():

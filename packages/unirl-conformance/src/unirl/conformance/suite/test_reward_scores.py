@@ -39,7 +39,7 @@ def test_every_sample_gets_one_finite_score(case: RewardCase) -> None:
 
 @claim("reward")
 def test_scores_go_with_their_samples(case: RewardCase) -> None:
-    """Samples in another order get the same scores in that order: rows of a rollout may stand anywhere.
+    """Samples in another order get the same scores in that order: rows of a rollout may be anywhere.
 
     If it fails: look for something that is counted by row (a seed or a baseline by index), for results of several
     workers that are joined in the order in which they end, for sorting that is not undone.
@@ -67,7 +67,7 @@ def test_a_sample_scores_the_same_in_any_batch(case: RewardCase) -> None:
 
 @claim("reward", proves=Cap.REWARD_GROUP)
 def test_a_group_scores_the_same_in_any_batch(case: RewardCase) -> None:
-    """The scores of a group depend on its own samples, wherever their rows stand and whatever else is in the batch.
+    """The scores of a group depend on its own samples, wherever their rows are and whatever else is in the batch.
 
     If it fails: compare samples by `group_ids`, not by their place in the batch, and take no statistics over all rows.
     """
@@ -209,7 +209,7 @@ def test_scoring_is_deterministic(case: RewardCase) -> None:
 
 @claim("reward")
 def test_scores_do_not_depend_on_names(case: RewardCase) -> None:
-    """Other samples under the same ids get scores of their own. Every evaluation of a run uses the same ids.
+    """Other samples under the same ids get their own scores. Every evaluation of a run uses the same ids.
 
     If it fails: a cache takes the sample id, the prompt or the place in the batch for the sample; key it by content.
     """

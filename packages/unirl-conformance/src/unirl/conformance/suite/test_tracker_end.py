@@ -37,10 +37,10 @@ def test_a_run_may_end_at_any_time(case: TrackerCase) -> None:
 
 @claim("tracker")
 def test_a_tracker_leaves_nothing_running(case: TrackerCase) -> None:
-    """After `finish` no thread, process or open file of the run is left, so the process can end, or go on for weeks.
+    """After `finish` no thread, process or open file of the run is left, so the process can end, or continue for weeks.
 
     What a library starts once for the whole process may stay, as long as it does not keep the process from ending: so
-    it is the second run that is looked at.
+    the second run is the one that is checked.
 
     If it fails: join the threads in `finish`, close the writers, and end helper processes.
     """

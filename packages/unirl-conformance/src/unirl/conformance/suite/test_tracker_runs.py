@@ -136,7 +136,7 @@ def test_every_text_that_is_shown_is_kept(case: TrackerCase) -> None:
 
 @claim("tracker")
 def test_resuming_loses_nothing(case: TrackerCase) -> None:
-    """A session that resumes at an earlier checkpoint goes on in the same run folder and loses no file of the first.
+    """A session that resumes at an earlier checkpoint continues in the same run folder and loses no file of the first.
 
     If it fails: open files to append when `resumed_at` is set, or new ones beside the old, and take up the id of the
     first session; what is written as a whole has to hold both sessions.
@@ -163,7 +163,7 @@ def test_resuming_loses_nothing(case: TrackerCase) -> None:
 def test_a_tracker_may_join_when_a_run_is_resumed(case: TrackerCase) -> None:
     """A run that began without the tracker can be resumed with it: nothing of an earlier session has to be there.
 
-    If it fails: where `resumed_at` is set, look whether there is something to go on with, and start anew where not.
+    If it fails: where `resumed_at` is set, check whether there is something to continue, and start anew otherwise.
     """
     with case.run(resumed_at=5) as run:
         run.steps((6, 7))
@@ -213,7 +213,7 @@ def test_odd_names_and_long_texts_are_accepted(case: TrackerCase) -> None:
 
 @claim("tracker")
 def test_two_runs_in_one_process_do_not_mix(case: TrackerCase) -> None:
-    """Two runs at once, as in a sweep, are kept apart, and one goes on when the other ends.
+    """Two runs at once, as in a sweep, are kept apart, and one continues when the other ends.
 
     If it fails: look for a run, a writer or a step that is kept on the class or the module instead of the object, and
     for libraries that have one "current" run unless they are told otherwise (`reinit="create_new"` of W&B).

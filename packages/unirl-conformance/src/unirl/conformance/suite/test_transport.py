@@ -13,11 +13,11 @@ from unirl.conformance.fixtures.transport import TransportCase, tensors
 from unirl.core.errors import RunFailed
 
 MAX_NAME_BYTES = 1024
-"""As the role says: of a name, pickled."""
+"""Longest name, pickled, as the role states."""
 
 
 def same_bits(result: Tensor, expected: Tensor) -> bool:
-    """Also where both are NaN; -0 and 0 differ."""
+    """Whether dtype, shape and bits are equal: NaN equals itself, -0 and 0 differ."""
     if (result.dtype, result.shape) != (expected.dtype, expected.shape):
         return False
     return torch.equal(result.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))

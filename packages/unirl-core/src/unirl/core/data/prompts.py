@@ -333,7 +333,7 @@ def _uri(uri: str, folder: Path, place: str) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a JSON value is, in words: `text`, `a number`, `a boolean`, `a list`, `an object`, `null`."""
+    """Kind of a JSON value, in words: `text`, `a number`, `a boolean`, `a list`, `an object`, `null`."""
     names = {"dict": "an object", "list": "a list", "str": "text", "bool": "a boolean", "NoneType": "null"}
     return names.get(type(value).__name__, "a number")
 

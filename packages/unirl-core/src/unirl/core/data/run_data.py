@@ -117,7 +117,7 @@ def _stored(stage: Stage) -> set[str]:
 def _of_stored(row: Prompt, stage: Stage) -> str:
     """Why a stage's engine cannot take the media of a prompt for its samples; empty where it can, or generates."""
     sets = stage.engine.spec.samples
-    # An engine with files of its own takes nothing from the prompts.
+    # An engine with its own files takes nothing from the prompts.
     if not sets or stage.engine.config.read_files():
         return ""
     stored = [ref for ref in row.media if ref.role in _stored(stage)]

@@ -132,8 +132,8 @@ def _of_images(stage: Stage, parent: Stage) -> Iterator[Reason]:
 
 
 def _teacher(plan: Plan, stage: Stage, teacher: Learner) -> Iterator[Reason]:
-    """A model that cannot be the reference policy of a stage. Vocabularies and latent shapes are compared when it is
-    loaded, by `unirl.loop.teachers`."""
+    """Reasons that a model cannot be the reference policy of a stage. Vocabularies and latent shapes are compared when
+    it is loaded, by `unirl.loop.teachers`."""
     refused = _refusals(f"stages.{stage.name}.reference", f"got {teacher.name!r}")
     own, other = stage.model.spec, teacher.model.spec
     if stage.needs.reference == "none":

@@ -237,7 +237,7 @@ def _limits(plan: Plan) -> list[Reason]:
 
 
 def _of_stage(plan: Plan, stage: Stage) -> Callable[[str], str]:
-    """Config path of a section -> where this stage's values of it stand."""
+    """Config path of a section -> key path of this stage's values of it."""
 
     def at(section: str) -> str:
         if len(plan.stages) == 1:

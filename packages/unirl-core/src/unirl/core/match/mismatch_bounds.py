@@ -45,7 +45,7 @@ def train_settings(stage: Stage) -> TrainConfig:
 
 
 def _of_track(stage: Stage) -> tuple[float | None, float | None]:
-    """Default bounds of the largest and the mean mismatch; None is no bound."""
+    """Default bounds of the largest and the mean mismatch; None is unbounded."""
     if isinstance(stage.sampling, TextSamplingConfig):
         parts = [choice for kind, choice in stage.parts.items() if kind != "algorithm"]
         values = [value for choice in parts for value in vars(choice.config).values()]

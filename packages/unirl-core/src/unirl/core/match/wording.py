@@ -26,7 +26,7 @@ def lacks(key: str, spec: Spec, cap: Cap, *, asks: str, others: Iterable[Spec] =
 
 
 def _unlike(other: Spec, spec: Spec) -> tuple[int, int]:
-    """How far a reward is from another in the metadata that it reads, and whether it has weights of its own."""
+    """How far a reward is from another in the metadata that it reads, and whether it has its own weights."""
     assert isinstance(other, RewardSpec) and isinstance(spec, RewardSpec)
     return len(set(other.metadata) ^ set(spec.metadata)), bool(other.tiny)
 

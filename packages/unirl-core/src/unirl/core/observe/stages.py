@@ -1,4 +1,4 @@
-"""The stages of a plan as plain data: what a run records, and what draws them."""
+"""The stages of a plan as plain data, to record with a run and to draw."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["stage_facts"]
 
 
 def stage_facts(plan: Plan) -> list[dict[str, Any]]:
-    """Of each stage, parents first: names of its parts, `parent` and `algorithm` None where there is none, and the
-    samples of each row of its parent or of each prompt."""
+    """Facts of each stage, parents first: names of its parts, with None for a missing `parent` or `algorithm`, and its
+    samples per row of the parent or per prompt."""
     return [
         {
             "name": stage.name,

@@ -74,7 +74,7 @@ class PluginRecord:
     dist: str
     """The dist that provides it; for a single file its absolute path."""
     version: str
-    """Of the dist; for a single file a digest of its content."""
+    """Version of the dist; for a single file a digest of its content."""
     module: str
     """Value of its entry point: `package.module` or `package.module:object`."""
     status: Literal["loaded", "broken", "refused", "disabled"]
@@ -334,7 +334,7 @@ def _checked(hook: str, answer: object, kind: type[Spec]) -> tuple[list[Spec], l
 
 
 def _checked_names(hook: str, answer: object) -> tuple[list[str], list[str]]:
-    """The names of classes in one answer, and a sentence for each entry that is none."""
+    """The names of classes in one answer, and a sentence for each entry that is not one."""
     expected = "a list of strings 'package.module:Class'"
     if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
         return [], [f"{hook} returned {_brief(answer)}, expected {expected}"]

@@ -205,7 +205,7 @@ def _exchanges(loader: Loader, catalog: Catalog) -> tuple[Exchange, ...]:
 
 
 def _for_other_algorithms(exchanged: Sequence[Exchange], overrides: Sequence[str], catalog: Catalog) -> list[Exchange]:
-    """The exchanges of algorithms, but for one that the command line names as the recipe does."""
+    """The exchanges of algorithms, except one that the command line names as the recipe does."""
     result = [one for one in exchanged if one.group == "algorithm"]
     kept = [override for override in overrides if re.split("[@=]", override)[0] != "algorithm"]
     if not result or len(kept) == len(overrides):

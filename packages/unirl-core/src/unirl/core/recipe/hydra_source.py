@@ -314,7 +314,7 @@ class RecipesSource(ConfigSource):
 
 
 def _structured(schema: type[Any]) -> DictConfig:
-    """A config of its own, since Hydra merges into it. Composing again copies it, in a third of the time."""
+    """A fresh config, since Hydra merges into it. Composing again copies it, in a third of the time."""
     return deepcopy(_first(schema))
 
 
@@ -325,7 +325,7 @@ def _first(schema: type[Any]) -> DictConfig:
 
 @lru_cache(maxsize=256)
 def _parsed(file: Path, text: str) -> DictConfig | ListConfig:
-    # Every value but one of an alias takes a character of its own.
+    # Every value takes at least one character, except those of an alias.
     if "*" in text or len(text) >= MAX_VALUES:
         _check_size(file, text)
     return OmegaConf.create(text)
@@ -345,7 +345,7 @@ def _text(file: Path) -> str:
 
 
 def _check_size(file: Path, text: str) -> None:
-    """Refuse aliases that expand to an absurd number of values: a few lines can stand for billions."""
+    """Refuse aliases that expand to an absurd number of values: a few lines can expand to billions."""
     sizes: dict[int, int] = {}
 
     def size(node: Any) -> int:

@@ -84,7 +84,7 @@ def _homes(
     slots: Mapping[str, Slot],
     config_class: Callable[[str, str], type[Any]],
 ) -> Iterator[tuple[str, Any]]:
-    """Where a section's settings for an algorithm stand, each with its defaults."""
+    """Key paths of a section's settings for an algorithm, each with its defaults."""
     stage = slot.package.partition(".")[2]
     own = cast("Mapping[str, Any]", config.stages).get(stage)
     if section in ("train", "advantage"):
@@ -99,8 +99,8 @@ def _homes(
 
 
 def _expanded(key: str, value: Any, defaults: Any) -> dict[str, tuple[Any, bool]]:
-    """Leaf -> its value, and whether the proposal names it. A mapping stands for its whole section: other keys of it
-    have their defaults."""
+    """Leaf -> its value, and whether the proposal names it. A mapping replaces its whole section: its other keys
+    get their defaults."""
     if not isinstance(value, Mapping):
         return {key: (value, True)}
     known = {path: (one, False) for path, one in leaves(asdict(defaults)).items() if path.startswith(f"{key}.")}
@@ -113,7 +113,7 @@ def _applies(proposed: ValueIf, at: str, section: str, config: DictConfig) -> bo
 
 
 def _source(path: str, origins: Mapping[str, Origin]) -> str:
-    """Who set a value, or a section that it stands in: `recipe` or `command line`; "" where nobody did."""
+    """Source of a value, or of a section that it is in: `recipe` or `command line`; "" if neither set it."""
     while path and path not in origins:
         path = path.rpartition(".")[0]
     return origins[path].source if path else ""

@@ -117,7 +117,7 @@ def _settings(recipe: RecipeConfig, learners: Mapping[str, Learner]) -> dict[str
 
 
 def _in_order(settings: Mapping[str, StageConfig]) -> dict[str, StageConfig]:
-    """Parents before their children. Raises RecipeError for a parent that is no stage, and for a cycle."""
+    """Parents before their children. Raises RecipeError for a parent that is not a stage, and for a cycle."""
     result: dict[str, StageConfig] = {}
 
     def add(name: str, line: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What an engine does: it turns a request into a track, and takes weights."""
+"""Engines: they turn a request into a track, and take weights."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class WeightUpdate:
     checksum: str = ""
     """`unirl.core.types.weights.checksum` of the tensors."""
     digests: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
-    """`unirl.core.types.weights.tensor_digests` of the tensors, where whoever exported them has made them already: they
-    are then sent along instead of being made again. Empty where they have not been made."""
+    """`unirl.core.types.weights.tensor_digests` of the tensors, if the exporter has computed them already: they are
+    then sent along instead of being computed again. Empty otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightReceipt:
-    """What an engine holds after an update."""
+    """The weights that an engine holds after an update."""
 
     version: int
     checksum: str

@@ -181,7 +181,7 @@ class TextModel(Model, Protocol):
     @property
     @abstractmethod
     def pad_token(self) -> int:
-        """What fills rows up; never looked at."""
+        """Token that rows are padded with; always masked."""
 
     @property
     @abstractmethod
@@ -218,9 +218,9 @@ class TextModel(Model, Protocol):
 
     @abstractmethod
     def hidden(self, batch: TokenBatch, *, trunk: Module | None = None) -> Array:
-        """Last hidden state [T, D] at each target's position, what the output projection would be given there.
+        """Last hidden state [T, D] at each target's position, the input of the output projection.
 
-        trunk: to run in place of its own, a copy of it, such as that of a critic. With gradient, unless in no_grad.
+        trunk: a copy to run in place of the model's own, such as that of a critic. With gradient, unless in no_grad.
         """
 
     @abstractmethod
@@ -234,7 +234,7 @@ class TextModel(Model, Protocol):
 
     @abstractmethod
     def select_cache(self, cache: Any, rows: Array) -> Any:
-        """The cache of these rows alone: the others have ended. rows: [B'] int64."""
+        """The cache of these rows alone; the others are finished. rows: [B'] int64."""
 
     def conditions(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> Mapping[str, Ragged]:
         """With `inputs` in its spec: the conditions of each input besides its `prompt_tokens`, such as pixel patches:

@@ -1,4 +1,4 @@
-"""What a reward does: it scores samples."""
+"""Rewards: they score samples."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["GradientScore", "Reward", "ScoreInput", "Scores"]
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreInput(Batch):
-    """Samples to score, all of one track. Rows of a group may stand anywhere."""
+    """Samples to score, all of one track. Rows of a group may be anywhere."""
 
     sample_ids: tuple[str, ...] = rows()
     group_ids: tuple[str, ...] = rows()
     inputs: Inputs = rows()
-    """What the samples were made from; their prompts among it."""
+    """Inputs of the samples, prompts included."""
     metadata: tuple[Mapping[str, Any], ...] = rows()
     media: Media | None = rows(default=None)
-    """What is scored; None where the samples were not decoded."""
+    """Media to score; None where the samples were not decoded."""
     status: tuple[Status, ...] | None = rows(default=None)
-    """What became of each sample; a text that the length limit cut off is `TRUNCATED`."""
+    """Finish reason of each sample; a completion cut off by the length limit is `TRUNCATED`."""
     lengths: tuple[int, ...] | None = rows(default=None)
     """Generated tokens of each text."""
 
@@ -53,7 +53,7 @@ class ScoreInput(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What a reward gives back, in the order of its input."""
+    """Result of a reward, in the order of its input."""
 
     values: Array
     """[N] fp32, finite. With the gradient of the media where the spec states `reward-differentiable`."""
@@ -62,7 +62,7 @@ class Scores:
     scored: Array | None = None
     """[N] bool; False for a sample without a score, such as one whose judge gave an answer that cannot be parsed. Its
     value and components are not read; it is not trained on, left out of means, and counted as `unscored`. None is all
-    True. A reward that can do nothing at all raises instead."""
+    True. A reward that cannot work at all raises instead."""
 
 
 class Reward(Protocol):

@@ -1,4 +1,4 @@
-"""What launchers and trackers do: they make the parts of a run, and show it."""
+"""Trackers: they show a run somewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["RunInfo", "Tracker"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What a tracker is told at the start."""
+    """Facts that a tracker gets at the start of a run."""
 
     name: str
     folder: Path

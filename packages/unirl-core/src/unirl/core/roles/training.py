@@ -71,7 +71,7 @@ class ReplayedTokens:
 
 
 class Forward(Protocol):
-    """What a loss may ask of the policy: a replay, the velocity at any point, and decoding.
+    """The policy as a loss uses it: a replay, the velocity at any point, and decoding.
 
     With gradient for the policy `live`, unless in no_grad; without for every other policy. Ranks that train together
     must ask equally often, with equally many columns of points.
@@ -103,7 +103,7 @@ class Forward(Protocol):
 
         kind, beta, top_k: see `TextModel.divergence`.  policy: the teacher.
         Returns log-probs without gradient, and no entropy. Raises BatchError for a track that is not text, for models
-        that are not compared, and where the teacher's log-probs of the sampled tokens are all that there is.
+        that are not compared, and where only the teacher's log-probs of the sampled tokens are available.
         """
         ...
 
@@ -151,7 +151,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """What an algorithm returns for one micro-batch."""
+    """Loss terms and metrics of one micro-batch."""
 
     terms: Sequence[LossTerm]
     metrics: Mapping[str, Metric] = field(default_factory=lambda: dict[str, Metric]())
@@ -170,11 +170,11 @@ class Algorithm(Protocol):
     that drives the run holds it; where others train, the mapping of `state` goes to their copies with each call of
     train. `end_step` is therefore the one place where the state may change.
 
-    Critic, of an algorithm with `trains_critic`: a second network that the backend trains along, which predicts before
-    each action of a sample the reward that is still to come. Actions are the tokens of a text, or the scored steps of a
+    Critic, of an algorithm with `trains_critic`: a second network, trained by the backend as well, which predicts
+    the reward still to come before each action of a sample. Actions are the tokens of a text, or the scored steps of a
     trajectory (`LatentSegment.scored_steps`). Engines never see it. After the old-log-prob pass, and before the first
     update, `segment.values` has its predictions; then `after_anchor` is called, once. The terms of `loss` train the
-    policy alone, those of `critic_loss` the critic alone, each with an optimizer of its own.
+    policy alone, those of `critic_loss` the critic alone, each with its own optimizer.
     """
 
     trains_critic: bool = False
@@ -317,9 +317,9 @@ class Backend(Protocol):
 
     @abstractmethod
     def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
-        """The track with what these weights say of it, where a replay of the reference policy then finds it.
+        """The track with the outputs of these weights, stored where a replay of the reference policy reads them.
 
-        For a process that holds the reference alone: there the live weights are the initial ones. No gradient.
+        For a process that holds only the reference: its live weights are the initial ones. No gradient.
         """
 
     @abstractmethod
@@ -336,7 +336,7 @@ class Backend(Protocol):
         """Take weights that another backend of the same recipe exported, and its version. `full` or `lora`.
 
         A module that then samples gives the very numbers of the one that trains. Raises EchoMismatch, before anything
-        changes, for names, shapes or dtypes that are not those of its own.
+        changes, for names, shapes or dtypes that differ from its own.
         """
 
     @abstractmethod
@@ -361,7 +361,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what it holds. May be called twice."""
+        """Release its resources. May be called twice."""
 
     def hold_frozen(self, model: Model) -> None:
         """With `lazy-build`: shard the `trainable` of another model as its own, and fill it: a teacher, which nothing

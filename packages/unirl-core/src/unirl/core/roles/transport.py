@@ -1,4 +1,4 @@
-"""What a transport does: it brings tensors from the process that made them to those that need them."""
+"""Transports: they bring tensors from the process that made them to those that need them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PieceLike(Protocol):
 
     @property
     def blob(self) -> Any:
-        """What `Transport.keep` called the tensor."""
+        """Name of the tensor, as `Transport.keep` returned it."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class TransportPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class TransportCounts:
-    """What went through the transport of one process so far."""
+    """Traffic through the transport of one process so far."""
 
     bytes_sent: int
     """Bytes of rows that left this process."""
@@ -73,11 +73,11 @@ class Transport(Protocol):
 
     @property
     def address(self) -> Any:
-        """What the transports of the workers join by; picklable. Asked of the driver's alone."""
+        """Address that the workers' transports join by; picklable. Read from the driver's only."""
         ...
 
     def keep(self, tensors: Sequence[Array]) -> list[Any]:
-        """A name for each tensor [N, ...], N > 0: hashable, below 1 KiB pickled, never given again.
+        """A name for each tensor [N, ...], N > 0: hashable, below 1 KiB pickled, never reused.
 
         The tensors are not written to afterwards; their rows can be fetched until `drop`.
         """
@@ -95,7 +95,7 @@ class Transport(Protocol):
         ...
 
     def answer(self, question: Any) -> Any:
-        """What `ask` brings to the process that asked; for transports whose processes talk to each other."""
+        """The reply to an `ask` of another process, for transports whose processes exchange messages."""
         ...
 
     def counts(self) -> TransportCounts: ...

@@ -70,8 +70,8 @@ class Cap(StrEnum):
     """Gives its device memory back between rollouts."""
     # Models and backends.
     LAZY_BUILD = "lazy-build", "model", "backend"
-    """Of a model: can be built without the values of `trainable`. Of a backend: shards such a module and fills in what
-    each rank keeps, so that no rank ever holds the whole of it; with teachers of the model, too."""
+    """Model: can be built without the values of `trainable`. Backend: shards such a module, teachers included, and
+    fills in the shards of each rank, so that no rank ever holds all of it."""
     # Models.
     LATENT_STAGE = "latent-stage", "model"
     """Has a denoiser: encode, velocity, schedule, decode."""
@@ -93,10 +93,10 @@ class Cap(StrEnum):
     LAGGED_POLICY = "lagged-policy", "backend"
     """Keeps a lagged policy (an EMA adapter or copy) that rollouts and losses can use."""
     MANY_RANKS = "many-ranks", "backend"
-    """Trains on all ranks of torch's default process group, each with rows of its own, as one rank with all rows."""
+    """Trains on all ranks of torch's default process group, each with its own rows, like one rank with all rows."""
     CRITIC = "critic", "backend"
-    """Keeps a critic of its own, for tokens and for denoise steps, and trains it with an optimizer of its own; engines
-    never see it."""
+    """Keeps a separate critic, for tokens and for denoise steps, and trains it with its own optimizer; engines never
+    see it."""
     THROUGH_SAMPLER = "through-sampler", "backend"
     """Backpropagates a reward through the sampler."""
     # Rewards.
@@ -110,7 +110,7 @@ class Cap(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What an algorithm asks of the rest of a plan."""
+    """Requirements of an algorithm on the rest of a plan."""
 
     track: Literal["latent", "text", "any"] = "any"
     """Kind of track that it trains on."""
@@ -121,12 +121,12 @@ class Needs:
     reference: Literal["none", "policy"] = "none"
     """`policy` is satisfied by an adapter that can be switched off or by a frozen copy."""
     sampler: Literal["live", "lagged", "ema"] = "live"
-    """Whose samples it trains on: rollouts come from this policy, which the backend must keep."""
+    """Policy that generates the rollouts; the backend must keep it."""
     reward: Literal["none", "scalar", "group", "differentiable"] = "scalar"
-    """What rewards must give: nothing, so that there need be none, a number per sample, a comparison within a group, or
-    a gradient of the media."""
+    """Kind of reward that it needs: none, a number per sample, a comparison within a group, or a gradient of the
+    media."""
     critic: bool = False
-    """Needs a critic, which trains along."""
+    """Needs a critic, trained alongside."""
     stochastic: bool = False
     """Needs steps with noise: eta 0 and deterministic kernels are refused."""
     multi_update: bool = True

@@ -1,4 +1,4 @@
-"""What a part's `build` does first with its settings."""
+"""The check of its settings that a part's `build` begins with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["check_config"]
 
 
 def check_config(config: PartConfig, *, key: str) -> None:
-    """What a part's `build` does first: raises RecipeError, with every reason, for settings that cannot be used.
+    """Raise RecipeError, with every reason, for invalid settings. A part's `build` calls it first.
 
     key: path of the part's settings in a recipe, such as `backend`.
     """

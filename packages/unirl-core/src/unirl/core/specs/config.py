@@ -72,7 +72,7 @@ class PartConfig:
 class GateConfig:
     reward: str = ""
     """Key of another reward, under `reward`: this one counts only for samples that pass it. A sample that does not
-    gets the lowest score that this reward can have. Empty is no gate."""
+    gets the lowest score that this reward can have. Empty disables the gate."""
     at_least: float | None = limit(None, least=-1e9, most=1e9)
     """Score of that reward, before its own `clip`, from which a sample passes."""
 
@@ -142,7 +142,7 @@ class BackendConfig(PartConfig):
         return 1
 
     def memory(self, plan: Plan | None) -> TrainingMemory | None:
-        """What it keeps with these settings, for `unirl plan`; None where it does not say. plan: as in `problems`."""
+        """Memory that it needs with these settings, for `unirl plan`; None if unknown. plan: as in `problems`."""
         return None
 
 
@@ -311,7 +311,7 @@ class StageConfig:
     group: str = one_of("parent", "prompt", default="parent")
     """Samples that advantages compare: those of one sample of the `parent`, or of one `prompt`."""
     credit: str = one_of("none", "mean", "max", "sum", "best", default="none")
-    """What a sample of the parent stage gets of the rewards of its samples here: nothing, their `mean`, `max` or
+    """Credit that a sample of the parent stage gets from the rewards of its samples here: none, their `mean`, `max` or
     `sum`, or that of the `best`, with the others left out of training."""
     reference: str = ""
     """Key of another model, under `model`, as the reference policy of its KL penalty: a frozen teacher. Empty takes the

@@ -1,4 +1,4 @@
-"""Environments: the Python environment that an engine runs in as a program of its own."""
+"""Environments: the separate Python environments of external engines."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["Environment"]
 
 
 class Environment(Protocol):
-    """What `EngineSpec.environment` names, as far as it is looked at here."""
+    """The object that `EngineSpec.environment` names, as far as the core uses it."""
 
     @property
     def locks(self) -> Mapping[str, str]:
-        """Accelerator -> what its packages are locked in."""
+        """Accelerator -> the lock of its packages."""
         ...
 
     def of(self, release: str) -> Environment:
-        """That of another release of the engine."""
+        """The environment of another release of the engine."""
         ...
 
     def is_present(self, accel: str, *, within: Path | None = None) -> bool: ...
@@ -28,5 +28,5 @@ class Environment(Protocol):
         ...
 
     def make(self, accel: str, *, within: Path | None = None, tell: Callable[[str], None]) -> Path:
-        """Make it, or find it; returns its folder. tell: takes a line on what is being done."""
+        """Make it, or find it; returns its folder. tell: takes a line of progress."""
         ...

@@ -9,7 +9,7 @@ __all__ = ["Processes", "TrainingMemory"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
-    """What a backend keeps of the parameters that train, with its settings. Those are in fp32."""
+    """Memory of the trainable parameters in a backend, with its settings. Those parameters are in fp32."""
 
     lora_rank: int = 0
     """Rank of the adapters; 0 trains the parameters themselves."""
@@ -24,7 +24,7 @@ class TrainingMemory:
     row_ranks: int = 1
     """Ranks that hold the same rows."""
     sequence_ranks: int = 1
-    """Of those, ranks that share the tokens of a row."""
+    """Ranks among `row_ranks` that share the tokens of a row."""
     compute_dtype: str = ""
     """Dtype that gathered weights are cast to, such as `bfloat16`; empty leaves them."""
     whole_gradients: bool = False

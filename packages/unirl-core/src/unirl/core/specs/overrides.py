@@ -69,7 +69,7 @@ def option_problems(
 
     kind: dataclass with the fields.  key: path of the options.  names: fields that are options; None is all of them.
     """
-    # Not above: what decides whether parts go together imports this, and must stay light.
+    # Not above: plan matching imports this module, and must stay light.
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

@@ -79,7 +79,7 @@ class Choice(Generic[S, C]):
     """One part of a plan."""
 
     key: str
-    """Where it stands in the recipe: `model`, `reward.shapes`."""
+    """Its key in the recipe: `model`, `reward.shapes`."""
     spec: S
     config: C
     """An instance of the spec's config dataclass, filled in."""
@@ -123,7 +123,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """A model of a plan, and what trains it."""
+    """A model of a plan, and its backend."""
 
     name: str
     """The key of its model under `model`; "" in a recipe with one model section."""
@@ -134,10 +134,10 @@ class Learner:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One track of a plan: whose weights generate it, on which engine, and what trains on it."""
+    """One track of a plan: the model and engine that generate it, and the algorithm that trains on it."""
 
     name: str
-    """Of its track in every rollout."""
+    """Name of its track in every rollout."""
     learner: Learner
     track: str
     """Which of the model's tracks it is, a key of `ModelSpec.tracks`."""
@@ -148,7 +148,7 @@ class Stage:
     advantage: AdvantageConfig
     train: TrainConfig
     samples: int
-    """Of each row of the parent stage, or of each prompt."""
+    """Samples per row of the parent stage, or per prompt."""
     settings: StageConfig = field(default_factory=StageConfig)
     """As the recipe gives them."""
     rewards: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ class Stage:
     teacher: Learner | None = None
     """The model that is the reference policy of its algorithm; None is the initial weights."""
     eval_sampling: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
-    """What evaluation samples with in place of values of `sampling`."""
+    """Values that replace those of `sampling` in evaluation."""
 
     @property
     def model(self) -> Choice[ModelSpec, PartConfig]:
@@ -168,12 +168,12 @@ class Stage:
 
     @property
     def parent(self) -> str | None:
-        """Stage whose samples it goes on from; None for the prompts."""
+        """Stage whose samples it continues from; None for the prompts."""
         return self.settings.parent or None
 
     @property
     def parent_role(self) -> str:
-        """Role in which its model takes the image of a parent; "" where it takes none, or several and needs no one."""
+        """Role in which its model takes the image of a parent; "" where it takes none, or the role is ambiguous."""
         roles = self.model.spec.inputs.get(self.track, {})
         names = [role for role, use in roles.items() if use != "takes"] or list(roles)
         return names[0] if len(names) == 1 else ""
@@ -185,12 +185,12 @@ class Stage:
 
     @property
     def medium(self) -> str:
-        """What its samples become: `text`, `image` or `video`."""
+        """Medium of its samples: `text`, `image` or `video`."""
         return medium_of(self.kind, self.sampling)
 
     @property
     def needs(self) -> Needs:
-        """What the algorithm needs with its settings."""
+        """Requirements of the algorithm with its settings."""
         if self.algorithm is None:
             return Needs(reward="none")
         needs = self.algorithm.spec.needs
@@ -231,13 +231,13 @@ class Plan:
     origins: Mapping[str, Origin]
     """Key path of every leaf -> where it came from."""
     hash: str
-    """Of everything in `resolved` that changes the numbers, see `plan_hash`."""
+    """Hash of everything in `resolved` that changes the numbers, see `plan_hash`."""
     launcher: Choice[LauncherSpec, PartConfig] | None = None
     """Where the parts run; None is this process."""
     transport: Choice[TransportSpec, PartConfig] | None = None
     """How tensors go from worker to worker; None is the launcher's own way."""
     left_out: tuple[LeftOut, ...] = ()
-    """Values of the recipe for a part that another one took the place of."""
+    """Values of the recipe for a part that was replaced by another."""
     sampler_dists: tuple[str, ...] = ()
     """Dists, or files, of the plugins whose kernels and guidances it names."""
 
@@ -248,12 +248,12 @@ class Plan:
         return {learner.name: learner for learner in (*(stage.learner for stage in self.stages), *teachers)}
 
     def numeric_leaves(self, resolved: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Leaves that change the numbers of a run: of `resolved`, or of that of the same recipe elsewhere."""
+        """Leaves that change the numbers of a run. resolved: in place of the plan's own, as a checkpoint records it."""
         own = [f"{choice.key}.{name}" for choice in self.choices for name in choice.config.rounding_only]
         keys = "|".join(map(re.escape, (*NOT_HASHED, *own)))
         left_out = re.compile(rf"(stages\.[^.]+\.(?=train\.))?({keys})(\.|$)")
         values = leaves(self.resolved if resolved is None else resolved)
-        # A section of overrides that are all left out is as an empty one.
+        # A section whose overrides are all left out counts as empty.
         return {path: value for path, value in values.items() if value != {} and not left_out.match(path)}
 
     @property
@@ -272,7 +272,7 @@ class Plan:
         return stage
 
     def children(self, name: str) -> list[Stage]:
-        """The stages that go on from this one."""
+        """The stages that continue from this one."""
         return [stage for stage in self.stages if stage.parent == name]
 
     def rows_per_prompt(self, stage: Stage) -> int:
@@ -284,7 +284,7 @@ class Plan:
         return self.rows_per_prompt(stage) if stage.settings.group == "prompt" else stage.samples
 
     def prefix(self, stage: Stage) -> str:
-        """What a stage's metrics begin with: nothing where there is one."""
+        """Prefix of a stage's metrics; empty in a plan with one stage."""
         return f"{stage.name}/" if len(self.stages) > 1 else ""
 
     def with_stages(self, change: Callable[[Stage], Stage]) -> Plan:
@@ -293,7 +293,7 @@ class Plan:
 
     @property
     def has_reference_workers(self) -> bool:
-        """Workers of their own answer for the reference policy; the backend keeps none."""
+        """Separate workers compute the reference policy; the backend keeps none."""
         launcher = self.launcher
         if launcher is None or launcher.spec.holds_reference is None:
             return False
@@ -321,7 +321,7 @@ class Plan:
 
 
 def medium_of(kind: str, sampling: SamplingConfig) -> str:
-    """What a track of this kind becomes: `text`, `image` or `video`."""
+    """Medium of a track of this kind: `text`, `image` or `video`."""
     if kind == "text":
         return "text"
     # The number of frames decides between images and videos.
@@ -329,7 +329,7 @@ def medium_of(kind: str, sampling: SamplingConfig) -> str:
 
 
 def leaves(values: Mapping[str, Any], *, under: str = "") -> dict[str, Any]:
-    """Key path -> value of every leaf; an empty mapping or list is a leaf of its own."""
+    """Key path -> value of every leaf; an empty mapping or list is itself a leaf."""
     result: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{under}.{key}" if under else str(key)

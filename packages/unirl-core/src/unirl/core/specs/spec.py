@@ -1,4 +1,4 @@
-"""Specs: what a plugin says of each part that it provides, before anything heavy is imported.
+"""Specs: the description of each part that a plugin provides, read before anything heavy is imported.
 
 A spec names its implementation and its config by string (`"package.module:attribute"`), so that listing, matching and
 composing import no torch. Specs are plain data; everything here can be printed, hashed and compared.
@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 MediaRole = Literal["source", "first_frame", "condition", "target", "preferred", "rejected"]
-"""What an image, video or sound of a prompt is to a model: what it edits, what it goes on from, what it looks at. The
-last three are stored samples, see `EngineSpec.samples`."""
+"""Role of a prompt's image, video or sound: edit source, first frame, or context. The last three are stored samples,
+see `EngineSpec.samples`."""
 MediaUses: TypeAlias = Mapping[MediaRole, Literal["takes", "needs", "needs one"]]
 ModelPart = Literal["encode", "decode"]
 """A part of a model besides `trainable`, by the method that uses it: its encoders, its decoder."""
@@ -71,7 +71,7 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What every part says of itself."""
+    """Fields of every spec."""
 
     kind: ClassVar[Kind]
 
@@ -155,7 +155,7 @@ class ModelSpec(Spec):
     path_key: str = "path"
     """Config key that takes the folder of a checkpoint."""
     tiny: Miniature | None = None
-    """What conformance tries it on."""
+    """Checkpoint that conformance runs it on."""
     bridges: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
     """Name of an engine that needs one -> `"module:attribute"` of the bridge to it, see
     `unirl.core.plugins.bridges`."""
@@ -185,8 +185,8 @@ class EngineSpec(Spec):
     needs_bridge: bool = False
     """Runs only models that bring a bridge for it, see `unirl.core.plugins.bridges`."""
     environment: str = ""
-    """`"module:attribute"` of the Python environment that it runs in as a program of its own, an `EngineEnvironment` of
-    `unirl.engine_host.environment`; empty is this one."""
+    """`"module:attribute"` of the separate Python environment that an external engine runs in, an `EngineEnvironment`
+    of `unirl.engine_host.environment`; empty runs it in this one."""
     releases: tuple[str, ...] = ()
     """Releases of the engine that this environment has locks for besides the newest: values of `engine.release`."""
     model_parts: tuple[ModelPart, ...] = ("encode", "decode")
@@ -215,19 +215,19 @@ class AlgorithmSpec(Spec):
     kind: ClassVar[Kind] = "algorithm"
 
     needs: Needs
-    """What it asks of the rest of a plan, whatever its settings."""
+    """Requirements on the rest of a plan, whatever its settings."""
     when: Mapping[str, Needs] = field(default_factory=lambda: dict[str, Needs]())
     """Further needs while a config key is set to something true, such as `{"kl_coef": Needs(reference="policy")}`."""
     stateful: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Settings, by config key, with which it keeps a state from step to step that an update changes, see
     `unirl.core.roles.Algorithm`; empty where it never does. Conformance resumes it with them."""
     clip_key: str = ""
-    """Config key of the clip range, which bounds the log-prob gap that a run over latents tolerates."""
+    """Config key of the clip range, which bounds the log-prob mismatch that a run over latents tolerates."""
     paper: str = ""
     """Where the loss comes from, such as `arXiv 2505.05470`; or a sentence that says why there is none."""
     proposes: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Settings of `sampling`, `train`, `backend` and `advantage` that suit it, by dotted key: above the defaults, below
-    what a recipe sets for this algorithm. A mapping stands for a whole section, `{"sampling.sde": {"mode": "none"}}`;
+    what a recipe sets for this algorithm. A mapping replaces a whole section, `{"sampling.sde": {"mode": "none"}}`;
     a `unirl.core.specs.overrides.ValueIf` depends on other settings."""
     reference: str = ""
     """`"module:function"` that gives the loss again in NumPy, see `unirl.conformance.reference.LossInNumpy`."""
@@ -240,17 +240,17 @@ class RewardExample:
     prompt: str = ""
     """The prompt that the sample is scored against."""
     metadata: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
-    """What the reward reads of the prompt: every key of the spec's `metadata`."""
+    """Metadata of the prompt that the reward reads: every key of the spec's `metadata`."""
     text: str = ""
     """The generated text, for rewards of text."""
     media: tuple[MediaRef, ...] = ()
-    """What the sample was made from besides the prompt, such as the source image of an edit."""
+    """Inputs of the sample besides the prompt, such as the source image of an edit."""
     height: int = 64
     """Pixels."""
     width: int = 64
     """Pixels."""
     frames: int = 8
-    """Of a video."""
+    """Frames of a video."""
     draw: str = ""
     """`"module:function"` that draws an image or a frame where random pixels say nothing, as to a reward that reads
     text: `draw(*, height, width, seed) -> [3, height, width]` in [0, 1]. Other seeds give other images, which the
@@ -266,13 +266,13 @@ class RewardSpec(Spec):
     kind: ClassVar[Kind] = "reward"
 
     scale: str
-    """What the number means and its range, the same wherever it is computed."""
+    """Meaning and range of the number, the same wherever it is computed."""
     range: tuple[float, float] = (-math.inf, math.inf)
     """Smallest and largest score."""
     examples: tuple[RewardExample, ...] = (RewardExample(),)
     """Samples that it can score; each has the metadata that it reads."""
     media: Literal["image", "video", "text", "audio", "any"]
-    """What it scores; `any` is whatever the model of the plan generates."""
+    """Media that it scores; `any` takes whatever the model of the plan generates."""
     metadata: tuple[str, ...] = ()
     """Metadata keys that every prompt must have."""
     metadata_kinds: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict[str, tuple[str, ...]]())
@@ -296,11 +296,11 @@ class LauncherSpec(Spec):
     kind: ClassVar[Kind] = "launcher"
 
     separates: Mapping[str, Any] | None = None
-    """Settings, by config key, under which rollouts come from workers with weights of their own, such as
+    """Settings, by config key, under which rollouts come from workers with their own weights, such as
     `{"placement": "separate"}`. None says that it builds every part in this process."""
     holds_reference: Mapping[str, Any] | None = None
-    """Settings, by config key, under which workers of their own answer for the reference policy, so that the backend
-    keeps none. None says that the backend always answers."""
+    """Settings, by config key, under which separate workers compute the reference policy, so that the backend keeps
+    none. None says that the backend always computes it."""
     look: str = ""
     """`module:function` for `unirl doctor --cluster`: takes the address of a cluster and returns a
     `unirl.core.specs.diagnosis.ClusterDiagnosis` of its machines. Empty for a launcher that knows none."""

@@ -98,7 +98,7 @@ class Batch:
 
     @classmethod
     def _concat(cls, batches: Sequence[Any]) -> Self:
-        """What `concat` does once it knows that there are pieces and that all are of this class."""
+        """Implementation of `concat`, called with at least one piece, all of this class."""
         first: Self = batches[0]
         changed: dict[str, Any] = {}
         for item in dataclasses.fields(first):

@@ -1,4 +1,4 @@
-"""Inputs: what samples are made from, keyed by ids and never by text.
+"""Inputs of samples, keyed by ids and never by text.
 
 Edit sets repeat an instruction over different images, so equal texts say nothing about equal inputs.
 """
@@ -18,16 +18,16 @@ __all__ = ["Inputs", "distinct"]
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs(Batch):
-    """What each sample is made from."""
+    """Inputs of each sample."""
 
     ids: tuple[str, ...] = rows()
     """Rows of one id have the same text and media, and are encoded once. Rows of different ids never share."""
     prompts: tuple[str, ...] = rows()
-    """What the user asked; rewards score against it."""
+    """The user's prompts; rewards score against them."""
     texts: tuple[str, ...] = rows()
-    """What the model is given."""
+    """Texts given to the model."""
     media: tuple[tuple[MediaRef, ...], ...] = rows()
-    """What the model is given besides the text."""
+    """Media given to the model besides the text."""
 
     def __post_init__(self) -> None:
         self._check_rows()

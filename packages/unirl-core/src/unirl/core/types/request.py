@@ -100,7 +100,7 @@ class Request(Batch):
     sample_ids: tuple[str, ...] = rows()
     group_ids: tuple[str, ...] = rows()
     inputs: Inputs = rows()
-    """What the samples are made from."""
+    """Inputs of the samples."""
     metadata: tuple[Mapping[str, Any], ...] = rows()
     params: LatentRequest | TextRequest = rows()
     """How the track is sampled."""

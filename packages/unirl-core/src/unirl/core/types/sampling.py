@@ -64,7 +64,7 @@ class SdeStepsConfig:
     and rollout; 1 trains on all of them."""
     branch_steps: list[int] = limit(list[int](), least=0)
     """Stochastic steps at which the samples of a group branch, rising: a tree whose paths share their noise up to
-    there. Empty gives each sample noise of its own."""
+    there. Empty gives each sample its own noise."""
     branch_factor: int = limit(2, least=2)
     """Children of every path at a branch step; a group has `branch_factor ** len(branch_steps)` samples."""
 

@@ -1,4 +1,4 @@
-"""Batches as bytes: one safetensors file whose metadata holds everything that is no tensor, as JSON. No pickle.
+"""Batches as bytes: one safetensors file whose metadata holds everything that is not a tensor, as JSON. No pickle.
 
 Tensors come back bit for bit in their dtype. Only the types named here are written or read; a reader never imports
 what the bytes name.
@@ -53,7 +53,7 @@ DATACLASSES: dict[str, type[Any]] = {
 }
 ENUMS: dict[str, type[Enum]] = {"Status": Status}
 NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-"""Floats that JSON has no word for."""
+"""Floats that JSON cannot express."""
 
 
 def to_bytes(value: Batch) -> bytes:
@@ -70,7 +70,7 @@ def to_bytes(value: Batch) -> bytes:
 
 
 def from_bytes(data: bytes, kind: type[T]) -> T:
-    """What `to_bytes` was given. Raises BatchError for bytes that are cut off, damaged, of another format or type."""
+    """The inverse of `to_bytes`. Raises BatchError for bytes that are cut off, damaged, of another format or type."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 

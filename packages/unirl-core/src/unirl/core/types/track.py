@@ -71,7 +71,7 @@ class Conditions(Batch):
 
     @classmethod
     def _concat(cls, batches: Sequence[Self]) -> Self:
-        """All samples. Inputs of the pieces stand side by side, or once where the pieces came from one batch."""
+        """All samples. Inputs of the pieces are concatenated, or kept once where the pieces came from one batch."""
         import torch
 
         first = batches[0].values
@@ -276,13 +276,13 @@ class Track(Batch):
     parent_ids: tuple[str, ...] | None = rows(default=None)
     """Sample of the parent track (or prompt, for a root) that each sample was generated from."""
     inputs: Inputs = rows()
-    """What the samples were made from."""
+    """Inputs of the samples."""
     metadata: tuple[Mapping[str, Any], ...] = rows()
     conditions: Mapping[str, Conditions] = rows(default_factory=lambda: dict[str, Conditions]())
     """By branch of the guidance: `positive`, and `negative` or others under guidance."""
     segment: LatentSegment | TextSegment | None = rows(default=None)
     media: Media | None = rows(default=None)
-    """What the samples are decoded to; None where they are not decoded."""
+    """Decoded samples; None where they are not decoded."""
     rewards: Array | None = rows(default=None)
     """[N] fp32, the combined reward. NaN, at weight 0, for a sample that a reward could not score."""
     reward_parts: Mapping[str, Array] = rows(default_factory=lambda: dict[str, Array]())
@@ -352,7 +352,7 @@ class Track(Batch):
         return type(self).concat([self, self.padding(last, copies=missing // len(last))])
 
     def padding(self, rows: Sequence[int], *, copies: int = 1) -> Self:
-        """Copies of the unit `rows` with weight 0 and status PADDING; each copy is a unit of its own."""
+        """Copies of the unit `rows` with weight 0 and status PADDING; each copy is a separate unit."""
         once = self.select(rows)
         once = dataclasses.replace(
             once, sample_weights=once.sample_weights * 0, status=(Status.PADDING,) * once.num_rows

@@ -1,4 +1,4 @@
-"""The checksum of a set of weights: what a trainer sends and an engine answers with."""
+"""The checksum of a set of weights, which a trainer sends and an engine returns."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["MadeTensors", "checksum", "forms", "joined", "tensor_digest", "tenso
 
 
 class MadeTensors(Mapping[str, Array]):
-    """Tensors by name that are made when they are asked for, and kept by nobody: weights larger than one device.
+    """Tensors by name that are made on each access and not kept, for weights larger than one device.
 
-    Where making one is collective, all ranks ask for the same ones in the same order. Asking twice makes it twice: go
-    through `items()` once, and look at dtypes and shapes through `forms`.
+    Where making one is collective, all ranks access the same ones in the same order. Accessing one twice makes it
+    twice: go through `items()` once, and look at dtypes and shapes through `forms`.
     """
 
     def __init__(self, make: Mapping[str, Callable[[], Array]], *, forms: Mapping[str, Array]) -> None:
@@ -35,7 +35,7 @@ class MadeTensors(Mapping[str, Array]):
 
 
 def forms(tensors: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Tensors of the same names, dtypes and shapes, for a look at nothing else: none is made for it."""
+    """Tensors of the same names, dtypes and shapes, to look at nothing else; no tensor is made for it."""
     return tensors.forms if isinstance(tensors, MadeTensors) else tensors
 
 
@@ -78,7 +78,7 @@ def tensor_digest(name: str, tensor: Array) -> str:
 
 
 class Described(Protocol):
-    """What is compared of a tensor: a tensor itself, or a description of one."""
+    """Properties of a tensor, or of a description of one, to compare."""
 
     @property
     def dtype(self) -> Any: ...

@@ -33,9 +33,9 @@ class RunSummary:
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
-        """Of the last step."""
+        """Metrics of the last step."""
         self.evaluated: dict[str, float] = {}
-        """Of the last evaluation."""
+        """Metrics of the last evaluation."""
         self.first_evaluated: dict[str, float] = {}
         self.seconds: dict[str, float] = {}
         """Phase -> seconds, over all steps."""

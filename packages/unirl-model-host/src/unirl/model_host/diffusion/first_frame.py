@@ -1,5 +1,5 @@
-"""Which images are taken for the first frame of a video. Also imported by bridges in the environments of engines, so
-that these refuse the same."""
+"""Images that are accepted as the first frame of a video. Also imported by bridges in the environments of engines, so
+that these refuse the same images."""
 
 from __future__ import annotations
 

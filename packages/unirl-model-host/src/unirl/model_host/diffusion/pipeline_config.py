@@ -44,7 +44,7 @@ class PipelineConfig(PartConfig):
     rounding_only = ("decode_batch",)
 
     def read_versions(self) -> Mapping[str, str]:
-        """That of the checkpoint, if it is in a local folder."""
+        """Version of the checkpoint, if it is in a local folder."""
         version = checkpoint_version(self.path)
         return {".path": version} if version else {}
 

@@ -53,7 +53,7 @@ class PipelineFiles:
     encoders: tuple[str, ...] = ("text_encoder",)
     """Components in `model.text_dtype`."""
     hint: str = ""
-    """What to do about a folder with another pipeline."""
+    """Advice in the error about a folder with another pipeline."""
     siblings: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
     """Class name of another pipeline -> the model that loads its checkpoints, for the error about one."""
     components: Callable[[Path], Mapping[str, Any]] = lambda folder: {}

@@ -50,7 +50,7 @@ class PipelineModel(DiffusionModel):
     experts: ClassVar[tuple[str, ...]] = ("transformer",)
     """Components that train. With more than one, `trainable` is a module that holds them under these names."""
     sequence: ClassVar[TokenSplit]
-    """Where the transformer has the tokens that ranks may share; of models whose spec says `splits_sequence`."""
+    """Places of the tokens that ranks may share; set by models whose spec says `splits_sequence`."""
 
     def __init__(
         self,

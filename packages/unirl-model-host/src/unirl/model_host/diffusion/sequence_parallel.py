@@ -20,7 +20,7 @@ __all__ = ["TokenSplit", "split_transformer"]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSplit:
-    """Where a transformer has the tokens that ranks share. `proj_out` is applied to those of the latents at its end."""
+    """Places of the tokens that ranks share in a transformer. `proj_out` is applied to the latents' ones at its end."""
 
     blocks: tuple[str, ...]
     """Lists of blocks, in the order in which they run. The first argument of a block are the tokens of the latents."""
@@ -102,6 +102,6 @@ def _shared(named: dict[str, Any], mesh: Any, split: TokenSplit) -> SharedCall:
 
 
 def _padded(texts: Tensor, *, dim: int, ranks: int) -> Tensor:
-    """With a token for each rank, masked ones in place of those that are missing."""
+    """Texts with at least one token for each rank; those that are added are masked."""
     missing = max(0, ranks - texts.shape[dim])
     return F.pad(texts, (0, 0) * (texts.ndim - 1 - dim) + (0, missing)) if missing else texts

@@ -29,7 +29,7 @@ __all__ = ["CausalLmModel", "packed_offsets"]
 
 
 def _positions(config: Any) -> int:
-    """Most tokens of a text; 0 where the checkpoint scales its positions or has none, and so no bound of its own."""
+    """Most tokens of a text; 0 where the checkpoint scales its positions or has none, and so sets no bound."""
     scaling: Any = getattr(config, "rope_parameters", None) or {}
     # Models with layers of several kinds have the settings of each.
     each = [scaling] if "rope_type" in scaling or not scaling else [one for one in scaling.values() if one]
@@ -110,12 +110,12 @@ class CausalLmModel(TextModel):
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """Those of generation_config.json; else the end-of-text token of config.json; else the tokenizer's."""
+        """Stop tokens of generation_config.json; else the end-of-text token of config.json; else the tokenizer's."""
         return self._stop_tokens
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """That of the tokenizer, added tokens included."""
+        """Vocabulary of the tokenizer, added tokens included."""
         return dict(self.tokenizer.get_vocab())
 
     @property
@@ -270,7 +270,7 @@ class CausalLmModel(TextModel):
             )
 
     def select_cache(self, cache: Any, rows: Tensor) -> Any:
-        """The cache of these rows alone, selected in place: the rows that ended are not needed again."""
+        """The cache of these rows only, selected in place: the rows that ended are not needed again."""
         cache.batch_select_indices(rows.to(self.device))
         return cache
 

@@ -152,7 +152,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def architectures(folder: Path) -> list[str]:
-    """What config.json names as the classes of the checkpoint. Raises RecipeError, key `model.path`, without one."""
+    """Class names of the checkpoint in its config.json. Raises RecipeError, key `model.path`, without that file."""
     file = folder / "config.json"
     if not file.is_file():
         raise RecipeError(

@@ -25,7 +25,7 @@ from .placed_images import Placement, placing, shown, stacked
 __all__ = ["ImageLmModel"]
 
 _OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-"""What processors return of tokens; all else is of the images."""
+"""Outputs of processors that are about tokens; all others are about the images."""
 
 
 class _Cache(NamedTuple):
@@ -87,7 +87,7 @@ class ImageLmModel(CausalLmModel):
 
     @property
     def packs(self) -> bool:
-        """As any language model, unless images see what comes after them: transformers has no packed mask for these."""
+        """As any language model, unless images attend to later tokens: transformers has no packed mask for these."""
         return super().packs and not self._types
 
     def tokenized(self, text: str, media: Sequence[MediaRef], sampling: TextSamplingConfig) -> list[int]:
@@ -130,7 +130,7 @@ class ImageLmModel(CausalLmModel):
         return prompt
 
     def conditions(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> Mapping[str, Ragged]:
-        """What the processor makes of each input's images."""
+        """Outputs of the processor for each input's images."""
         del sampling
         each = [self._processed(self._image * len(media), media) for media in inputs.media]
         names = [name for name in each[0] if name not in _OF_TOKENS]
@@ -196,7 +196,7 @@ class ImageLmModel(CausalLmModel):
         return logits, cache._replace(kept=kept)
 
     def select_cache(self, cache: Any, rows: Tensor) -> Any:
-        """The cache of these rows alone, selected in place: the rows that ended are not needed again."""
+        """The cache of these rows only, selected in place: the rows that ended are not needed again."""
         index = rows.to(self.device)
         return _Cache(super().select_cache(cache.kept, index), cache.shift[index])
 
@@ -221,7 +221,7 @@ class ImageLmModel(CausalLmModel):
         shift [n, 1] of what follows.
 
         samples: [n, B, L] bool, the tokens of each sample.  conditions: name -> n entries.  is_prompt: [B, L] bool.
-        may_go_on: whether completions may follow in what counts as a prompt.
+        may_go_on: whether completions may follow within `is_prompt`.
         """
         is_image = (tokens == self._image_token) & is_prompt & samples.any(dim=0)
         shift = torch.zeros((len(samples), 1), dtype=torch.int64)
@@ -270,7 +270,7 @@ class ImageLmModel(CausalLmModel):
                 text=[prompt],
                 images=images,
                 return_tensors="pt",
-                # With each call: some processors have defaults of their own above those of the image processor.
+                # With each call: some processors have defaults that override those of the image processor.
                 images_kwargs=dict(self._of_images),
                 **settings,
             )

@@ -14,7 +14,7 @@ __all__ = ["ImageLmConfig"]
 
 @dataclass
 class ImageLmConfig(CausalLmConfig):
-    """Those of every language model in the transformers layout, and those of its images."""
+    """Settings of every language model in the transformers layout, and of its images."""
 
     train_vision: bool = False
     """Train the vision tower and its projection along with the language model; they are frozen by default. With LoRA

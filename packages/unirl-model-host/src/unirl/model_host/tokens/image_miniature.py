@@ -43,7 +43,7 @@ CHAT_TEMPLATE = """\
 {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-"""As Qwen-VL's own template for chats with images: roles in turn, and a placeholder where an image is."""
+"""Like Qwen-VL's own template for chats with images: roles in turn, and a placeholder where an image is."""
 
 
 def write_qwen25(folder: Path, *, seed: int) -> None:

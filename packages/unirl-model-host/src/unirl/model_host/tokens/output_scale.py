@@ -1,4 +1,4 @@
-"""What a language model's own forward does between its output projection and its logits."""
+"""The factor between a language model's output projection and its logits, measured on its own forward."""
 
 from __future__ import annotations
 

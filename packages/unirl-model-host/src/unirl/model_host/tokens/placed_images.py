@@ -24,7 +24,7 @@ class Placement:
     samples: Tensor
     """[n, B, L] bool, the tokens of each sample."""
     inputs: Sequence[int]
-    """Of each sample, the number of its input."""
+    """[n] Number of each sample's input."""
     lengths: Mapping[str, Sequence[int]]
     """Name of a tensor -> its first dim for each input."""
     may_go_on: bool

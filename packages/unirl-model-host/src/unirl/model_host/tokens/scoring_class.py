@@ -1,4 +1,4 @@
-"""From the checkpoint's architecture to a class of transformers whose forward can end in log-probs."""
+"""A transformers class for the checkpoint's architecture whose forward can end in log-probs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def scoring_class(
             f"model.path: {str(folder)!r} is a checkpoint of {named}, expected {_EXPECTED[auto]}{_instead(candidates)}"
             f". Choose such a checkpoint, or {_plugin(named, auto, reads_images=reads_images)}."
         )
-    # In the module of the class: transformers converts the weights of its own classes alone.
+    # In the module of the class: transformers converts only the weights of its own classes.
     return type(loads.__name__, (TokenScores, loads), {"__module__": loads.__module__, "__doc__": loads.__doc__})
 
 

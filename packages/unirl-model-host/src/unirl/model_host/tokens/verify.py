@@ -1,4 +1,4 @@
-"""What a new architecture must get right before anything is trained with it."""
+"""Checks that a new architecture must pass before anything is trained with it."""
 
 from __future__ import annotations
 

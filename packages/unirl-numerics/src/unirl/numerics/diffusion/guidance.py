@@ -1,6 +1,6 @@
 """Guidance: velocities under several conditions, combined to the one to step along.
 
-A guidance names its branches, each with conditions of its own, and combines their velocities. Plugins bring further
+A guidance names its branches, each with its own conditions, and combines their velocities. Plugins bring further
 ones: frozen dataclasses that inherit `Guidance` or `Cfg`, named `module:Class` in recipes.
 """
 
@@ -83,8 +83,8 @@ class Guidance(ABC):
         """
 
     def inputs(self, branch: str, inputs: Inputs, *, negative_prompt: str) -> Inputs:
-        """What a branch's conditions are encoded from: the samples' inputs for `positive`, with `negative_prompt` in
-        place of their texts for `negative`. A guidance with other branches overrides it.
+        """Inputs that a branch's conditions are encoded from: those of the samples for `positive`, with
+        `negative_prompt` in place of their texts for `negative`. A guidance with other branches overrides it.
 
         Raises ValueError for a branch that it does not know.
         """

@@ -50,7 +50,7 @@ def name_of(cls: type[Any], known: Mapping[str, type[Any]]) -> str:
 
 
 def options_of(cls: type[Any], *, main: str) -> list[str]:
-    """Names of the settings of a class but for its main one, which sampling has a key for."""
+    """Names of the settings of a class except its main one, which sampling has a key for."""
     assert dataclasses.is_dataclass(cls)
     return [field.name for field in dataclasses.fields(cls) if field.init and field.name != main]
 

@@ -158,7 +158,7 @@ def velocity_at(
 
 @dataclass(frozen=True, kw_only=True)
 class _StoredSteps:
-    """What n rows store of S steps, on the device of the latents. Padding has some stored pair, so that its numbers are
+    """The S stored steps of n rows, on the device of the latents. Padding has some stored pair, so that its numbers are
     finite; `valid` drops them."""
 
     x: Tensor
@@ -202,7 +202,7 @@ def _block_velocity(
     conditions: Branches,
     guidance: Guidance,
 ) -> Tensor:
-    """At blocks of n rows after each other: x [columns * n, ...], the conditions those of one block."""
+    """The velocity at concatenated blocks of n rows: x [columns * n, ...], with the conditions of one block."""
     return guided_velocity(
         velocity,
         x,

@@ -15,7 +15,7 @@ _NORMAL = NormalDist()
 
 
 def rank_values(scores: NDArray[np.float64], group: NDArray[np.int64], *, kind: RewardValues) -> NDArray[np.float64]:
-    """What advantages are computed from, in place of the scores.
+    """Values to compute advantages from, in place of the scores.
 
     scores: [n], finite.  group: [n], the index of each score's group, from 0.
     "scores": as they are.

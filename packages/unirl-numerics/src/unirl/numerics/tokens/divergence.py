@@ -85,12 +85,12 @@ class _Settings(NamedTuple):
 
 
 class _Outcomes(NamedTuple):
-    """What is compared: tokens, and perhaps the others together, as log-probs [c, K]."""
+    """Outcomes to compare, as log-probs [c, K]: single tokens, and with `top_k` the rest as one."""
 
     student: Tensor
     teacher: Tensor
     words: Tensor | None
-    """[c, K - 1]: tokens of all outcomes but the last, which is the rest; None is every token by itself."""
+    """[c, K - 1]: tokens of all outcomes except the last, which is the rest; None is every token by itself."""
 
     def spread(self, values: Tensor, num_words: int) -> Tensor:
         """[c, K] -> [c, V]: the value of the outcome that each token belongs to."""

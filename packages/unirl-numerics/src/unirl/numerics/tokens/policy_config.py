@@ -30,7 +30,7 @@ class TokenPolicyConfig(TokenKlConfig):
     """Upper clip, at 1 + clip_range_high; None is `clip_range`."""
     dual_clip: float | None = limit(None, above=1)
     """Upper bound on the loss of tokens with negative advantage, as a multiple of |advantage|; above 1 + the upper
-    clip. None is no bound, exactly as in the papers. If a few tokens that became far more likely dominate the gradient,
+    clip. None: no bound, exactly as in the papers. If a few tokens that became far more likely dominate the gradient,
     3.0 (verl's default) removes them."""
     truncated: str = one_of("keep", "mask", default="keep")
     """Completions cut off by the length limit: `keep` trains on them, `mask` leaves them out of the loss. Either way

@@ -49,7 +49,7 @@ def replay_text(model: TextModel, track: Track, *, packing: bool, with_entropy: 
 
 
 def replay_output_head(model: TextModel, track: Track, *, packing: bool) -> OutputHead:
-    """What a model's distributions at every token of the track are made of, for `replay_divergence`."""
+    """Parts of a model's distributions at every token of the track, for `replay_divergence`."""
     return model.output_head(_batch(model, track, packing=packing))
 
 

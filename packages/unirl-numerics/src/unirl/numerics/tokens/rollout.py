@@ -109,7 +109,7 @@ def generate_text(
 
 
 def text_conditions(model: TextModel, inputs: Inputs, *, sampling: TextSamplingConfig) -> Conditions | None:
-    """What the model reads of these inputs besides their tokens; None for a model that reads no media."""
+    """Conditions of these inputs besides their tokens; None for a model that reads no media."""
     if not model.spec.inputs:
         return None
     rows, index = distinct(inputs)

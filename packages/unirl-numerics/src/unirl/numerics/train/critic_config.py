@@ -21,7 +21,7 @@ class GaeConfig(PartConfig):
     """Advantages by GAE and the value loss. An algorithm's config inherits from it. An action is a token or a step."""
 
     gamma: float = limit(1.0, least=0, most=1)
-    """Discount per action, in [0, 1]; 1 is no discount, usual since the reward comes at the last one."""
+    """Discount per action, in [0, 1]; 1 (no discount) is usual, since the reward comes at the last one."""
     gae_lambda: float = limit(0.95, least=0, most=1)
     """Lambda of GAE, in [0, 1]. 1: return minus value, unbiased. 0: one-step TD error, with the least variance."""
     whiten_advantages: bool = True

@@ -60,7 +60,7 @@ def mini_batches(group_ids: Sequence[str], updates: int, *, sizes: Sequence[int]
 
 
 def micro_batches_by_rows(units: Sequence[Sequence[int]], size: int) -> list[list[int]]:
-    """Rows of each micro-batch: consecutive units, at most `size` rows unless one unit has more; 0 is no limit."""
+    """Rows of each micro-batch: consecutive units, at most `size` rows unless one unit has more; 0 sets no limit."""
     batches: list[list[int]] = []
     for rows in units:
         if batches and (not size or len(batches[-1]) + len(rows) <= size):

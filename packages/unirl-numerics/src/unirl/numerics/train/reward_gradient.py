@@ -1,4 +1,4 @@
-"""The base of algorithms that backpropagate rewards into the sampler: all but which latents have which gradient."""
+"""Base of algorithms that backpropagate rewards into the sampler; a subclass decides which latents get a gradient."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RewardGradient(Algorithm):
 
     @property
     def draw_weights(self) -> Sequence[float]:
-        """What each of a sample's draws weighs beside the others."""
+        """Relative weight of each of a sample's draws."""
         return (1.0,)
 
     @property

@@ -112,7 +112,7 @@ def train_on(
 
 @dataclass(frozen=True, kw_only=True)
 class _Share:
-    """What one job adds to one update."""
+    """Contribution of one job to one update."""
 
     micros: Sequence[Track]
     weights: Callable[[Track], Mapping[str, Tensor]]
@@ -126,7 +126,7 @@ class _Share:
 
 @dataclass(kw_only=True)
 class _Work:
-    """A job with its micro-batches on this rank, and what was measured of it."""
+    """A job with its micro-batches on this rank, and its measurements."""
 
     job: Job
     train: TrainConfig
@@ -139,7 +139,7 @@ class _Work:
     _measures_first: bool = False
     tally: Tally = field(default_factory=Tally)
     first: Tally | None = None
-    """Of the first update of the policy alone."""
+    """Metrics of the first update of the policy alone."""
 
     def anchor(self) -> None:
         """Compute the old log-probs, on the same micro-batches as the updates: results in bf16 depend on the shape.
@@ -180,7 +180,7 @@ class _Work:
         self.tally.merge(tally)
 
     def metrics(self) -> dict[str, float]:
-        """Over all ranks. Collective."""
+        """Metrics over all ranks. Collective."""
         self.tally.add(self.meter.metrics())
         metrics = self.tally.reduced(self.updater)
         first = (self.first or Tally()).reduced(self.updater)
@@ -214,7 +214,7 @@ class _UpdateLog:
     num_empty: int = 0
 
     def report(self, works: Sequence[_Work], *, has_critic: bool, facts: Mapping[str, float]) -> TrainReport:
-        """Over all ranks. Collective."""
+        """The report over all ranks. Collective."""
         shared = _step_metrics(self.policy)
         if self.num_empty:
             shared["updates_empty"] = float(self.num_empty)

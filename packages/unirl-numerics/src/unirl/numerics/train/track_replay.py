@@ -29,7 +29,7 @@ __all__ = ["TrackReplay", "replay_step_values"]
 
 
 class TrackReplay:
-    """What a loss may ask of the model being trained. Implements `unirl.core.roles.Forward`.
+    """The model being trained, as a loss uses it. Implements `unirl.core.roles.Forward`.
 
     Kernel, sigmas, SDE steps and guidance of latent tracks, and the temperature of text tracks, are read from the
     segment, which the engine echoed: there is no second setting that could differ.
@@ -155,7 +155,7 @@ class TrackReplay:
         return None if means is None else self._latents(track, means=means)
 
     def _guidance(self, guidance: Guidance, *, policy: Policy) -> Guidance:
-        """Of a policy's velocities: the reference policy may have one of its own."""
+        """Guidance of a policy's velocities; the reference policy may have a separate scale."""
         scale = self.reference_guidance if policy == "reference" else None
         return guidance if scale is None else Cfg(scale=scale)
 

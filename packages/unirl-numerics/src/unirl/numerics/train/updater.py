@@ -18,7 +18,7 @@ class StepReport:
     """Result of one optimizer step."""
 
     grad_norm: float
-    """Of all gradients over all ranks, before clipping."""
+    """Global gradient norm over all ranks, before clipping."""
     grad_rms: float
     """Root mean square of the gradient elements after clipping."""
     skipped: bool = False

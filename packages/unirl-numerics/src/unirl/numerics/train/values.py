@@ -1,4 +1,4 @@
-"""What an algorithm makes of a critic's values: advantages and returns of actions, and the critic's loss.
+"""Advantages and returns of actions from a critic's values, and the critic's loss.
 
 An action is a token of a text or a scored step of a trajectory, see `actions`.
 """

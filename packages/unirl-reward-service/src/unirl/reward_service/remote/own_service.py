@@ -24,7 +24,7 @@ class OwnService:
         """
         command = ("-m", "unirl.core", "reward-service", "serve", str(file), "--host", "127.0.0.1", "--port", "0")
         with log.open("ab") as output:
-            # A session of its own: Ctrl-C is for the run, which saves and then closes its rewards.
+            # A separate session: Ctrl-C is for the run, which saves and then closes its rewards.
             self._process = subprocess.Popen(
                 [sys.executable, *command, "--end-with-stdin"],
                 stdin=subprocess.PIPE,

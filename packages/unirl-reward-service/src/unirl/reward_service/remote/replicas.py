@@ -20,12 +20,12 @@ __all__ = ["Replicas", "ScorerInfo", "described"]
 
 RETRIED = (429, 503)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-"""Before a replica that did not answer is tried again; twice as long each time."""
+"""Pause before a replica that did not answer is tried again; twice as long each time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerInfo:
-    """What the replicas say of a scorer."""
+    """A scorer as its replicas describe it."""
 
     version: str
     media: str
@@ -69,9 +69,9 @@ class Replicas:
         self._http.close()
 
     def describe(self, *, within_s: float) -> ScorerInfo:
-        """What the replicas that answer say of the scorer; each is asked once at least. Raises RewardFailed where none
-        answers in this time, where the scorer is unknown, and where their versions differ from each other or from the
-        setting."""
+        """The scorer as the replicas that answer describe it; each is asked at least once. Raises RewardFailed where
+        none answers in this time, where the scorer is unknown, and where versions differ from each other or from
+        the setting."""
         results = {replica.url: self._described(replica) for replica in self._all}
         until = time.monotonic() + within_s
         while not any(results.values()):
@@ -191,7 +191,7 @@ class Replicas:
 
 
 def described(config: RemoteConfig) -> ScorerInfo:
-    """What the replicas say of the scorer, asked once. Raises as `Replicas.describe` does."""
+    """The scorer as its replicas describe it, asked once. Raises as `Replicas.describe` does."""
     replicas = Replicas(config)
     try:
         return replicas.describe(within_s=0)

@@ -61,7 +61,7 @@ class RemoteReward:
 
     @property
     def version(self) -> str:
-        """Of the scorer; every reply has it."""
+        """Version of the scorer; every reply has it."""
         return self._info.version
 
     def score(self, samples: ScoreInput) -> Scores:

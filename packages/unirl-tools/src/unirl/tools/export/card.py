@@ -85,8 +85,8 @@ def write_card(
 
 
 def base_license(base: Path) -> dict[str, str]:
-    """What the files of a checkpoint say of its license: `license`, `license_name` and `license_link` of its card, and
-    `stated`, a phrase; empty where none of them says anything."""
+    """License of a checkpoint by its files: `license`, `license_name` and `license_link` of its card, and `stated`, a
+    phrase; empty where no file states one."""
     card, result = base / "README.md", dict[str, str]()
     if card.is_file():
         head = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), flags=re.DOTALL)

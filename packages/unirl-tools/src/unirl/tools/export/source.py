@@ -1,4 +1,4 @@
-"""Where exported weights come from: a checkpoint of a run, loaded into the parts that wrote it."""
+"""Source of exported weights: a checkpoint of a run, loaded into the parts that wrote it."""
 
 from __future__ import annotations
 

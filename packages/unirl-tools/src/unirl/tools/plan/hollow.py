@@ -1,4 +1,4 @@
-"""Checkpoints without weights: configs and tokenizers alone, as models of any size are planned from."""
+"""Checkpoints without weights: only configs and tokenizers, from which models of any size can be planned."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _shapes(folder: Path, library: str, kind: str) -> dict[str, tuple[int, ...]]:
-    """Of the tensors of a component, built on the meta device from its config."""
+    """Shapes of the tensors of a component, built on the meta device from its config."""
     import torch
 
     try:

@@ -43,7 +43,7 @@ class Process:
     """`train`, `rollout` or `reference`."""
     count: int
     items: Mapping[str, int]
-    """What -> bytes; the same tensor is in one of them."""
+    """Name of an item -> bytes; each tensor is counted in one item."""
     shares_device: bool = False
     """Whether it is on the device of a train rank. It gives its memory back, or is counted there as well."""
 
@@ -78,7 +78,7 @@ class MemoryPlan:
     """Bytes of an update of the weights, sent before every rollout where other processes generate; 0 where none is."""
     flops: StepTime
     notes: tuple[str, ...]
-    """What is not counted."""
+    """Notes on memory that is not counted."""
 
     def overfull(self, device_bytes: int) -> list[str]:
         """A sentence for each kind of process that needs more than a device has."""
@@ -184,7 +184,7 @@ class _Counted:
         self._per_rank = math.ceil(self._samples * memory.row_ranks / self._ranks)
         self._is_lora = memory.lora_rank > 0
         self._offloads = bool(vars(stage.engine.config).get("offload_idle"))
-        """Whether encoders and decoder are in CPU memory while they are idle; of engines in process alone."""
+        """Whether encoders and decoder are in CPU memory while they are idle; only for in-process engines."""
         self._elements = size.adapter_elements if self._is_lora else size.trained_elements
 
     def plan(self, *unread: str) -> MemoryPlan:
@@ -263,8 +263,8 @@ class _Counted:
         return Process(role="rollout", count=count, items=_whole(items), shares_device=self._processes.is_colocated)
 
     def _parts(self, *, instead_of: float = 0) -> dict[str, float]:
-        """What an engine uses of the model besides `trainable`. An external engine loads it in a process of its own; a
-        part that it names is in this process as well, to check what it encodes.
+        """Memory of the parts besides `trainable` that an engine uses. An external engine loads them in its own
+        process; a part that it names is in this process as well, to check what it encodes.
 
         instead_of: bytes that are held only while nothing is encoded or decoded, which is when idle parts are not here.
         """
@@ -279,7 +279,7 @@ class _Counted:
         return {"encoders and decoder": size.encode_bytes + size.decode_bytes + again}
 
     def _samples_of(self, holders: float) -> dict[str, float]:
-        """Of the samples of a step, divided among this many processes."""
+        """Memory of the samples of a step, divided among this many processes."""
         sampling, size = self._stage.sampling, self._size
         rows, prompts = (math.ceil(count / holders) for count in (self._samples, self._plan.data.prompts_per_step))
         items: dict[str, float] = {"trajectories": rows * size.stored_bytes}
@@ -291,7 +291,7 @@ class _Counted:
         return items
 
     def _rows(self) -> int:
-        """Of the largest micro-batch."""
+        """Rows of the largest micro-batch."""
         train = self._stage.train
         rows = math.ceil(self._per_rank / train.updates_per_step)
         if train.micro_batch_tokens and self._stage.kind == "text":

@@ -34,9 +34,9 @@ class ModelSize:
     weight_bytes: int
     """Parameters and buffers of `trainable`."""
     buffer_bytes: int
-    """Of those, buffers, which are not sharded."""
+    """Buffers in `weight_bytes`, which are not sharded."""
     trained_bytes: int
-    """Of `weight_bytes`, parameters that may train."""
+    """Parameters in `weight_bytes` that may train."""
     trained_elements: int
     """Number of parameters that may train."""
     adapter_elements: int
@@ -56,11 +56,11 @@ class ModelSize:
     condition_bytes: int
     """Conditions of one prompt, one branch of the guidance."""
     saved_bytes: int
-    """What the forward pass of a row keeps for the backward pass, weights not included."""
+    """Kept by the forward pass of a row for the backward pass, weights not included."""
     kept_bytes: int
-    """Of a row with blocks that are computed again: what is kept outside of blocks, and their inputs."""
+    """The same for a row with blocks that are recomputed: tensors outside of blocks, and the inputs of blocks."""
     block_bytes: int
-    """What the largest block keeps of a row."""
+    """Kept by the largest block for a row."""
     head_bytes: int
     """Logits of a row's tokens; 0 for latents."""
     most_head_bytes: int
@@ -72,7 +72,7 @@ class ModelSize:
     train_rows: int
     """Rows that it is trained on."""
     stored_bytes: int
-    """What is stored of a sample for training: latents of its trajectory, or tokens and their log-probs."""
+    """Stored for training per sample: latents of its trajectory, or tokens and their log-probs."""
 
 
 def model_size(
@@ -156,7 +156,7 @@ class _Row:
         shape = model.latent_shape(sampling)
         conditions = _conditions(model, inputs, sampling=sampling)
         sigmas = model.schedule(sampling)
-        # A model of several denoisers may train those of one end of the schedule alone.
+        # A model of several denoisers may train only those of one end of the schedule.
         runs: list[ForwardSize] = []
         for sigma in (sigmas[:1], sigmas[-2:-1]):
             with self._shapes() as size:

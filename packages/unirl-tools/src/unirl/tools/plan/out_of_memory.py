@@ -1,4 +1,4 @@
-"""What a run says when memory runs out: how much was asked for, what was predicted, and the settings that lower it."""
+"""The note when memory runs out: how much was asked for, what was predicted, and the settings that lower it."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def _free(error: BaseException) -> None:
 
 
 def _prediction(plan: Plan, *, trains: bool) -> str:
-    """What each process of the phase was predicted to hold, or why that is unknown."""
+    """Predicted memory of each process of the phase, or why it is unknown."""
     if any(Cap.LAZY_BUILD not in stage.model.spec.capabilities for stage in plan.stages):
         return "Nothing is predicted: the model cannot be measured without loading its weights again."
     try:
         processes = {process.role: process for process in memory_plan(plan, catalog=Catalog.of({})).processes}
     except Exception as failure:  # noqa: BLE001 - said in the note; the run failed for another reason
         return f"Nothing is predicted: {failure}"
-    # Train ranks generate where nobody else does.
+    # Train ranks generate where no other process does.
     process = processes["train"] if trains else processes.get("rollout", processes["train"])
     largest = sorted(process.items.items(), key=lambda item: -item[1])[:3]
     items = ", ".join(f"{name} {shown_bytes(size)}" for name, size in largest)
@@ -116,7 +116,7 @@ def _same_results(plan: Plan, stage: Stage, phase: str, *, is_cuda: bool) -> Ite
 
 
 def _other_results(plan: Plan, stage: Stage, phase: str) -> Iterator[str]:
-    """As `_same_results`, settings with which another policy is trained."""
+    """Like `_same_results`, but settings with which another policy is trained."""
     sampling = stage.sampling
     if phase != "train":
         yield f"data.prompts_per_step ({plan.data.prompts_per_step})"

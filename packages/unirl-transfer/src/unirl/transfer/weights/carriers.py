@@ -46,7 +46,7 @@ class Carrier(Protocol):
 
 
 class InProcessCarrier:
-    """Between parts of one process: the ticket is the tensor."""
+    """Carrier between parts of one process: the ticket is the tensor."""
 
     def send(self, data: Tensor) -> Ticket:
         return data
@@ -59,7 +59,7 @@ class InProcessCarrier:
 
 
 class ByValueCarrier:
-    """By value in the calls, between any two processes that can call each other: the ticket is the bytes.
+    """Carrier by value in calls, between any two processes that can call each other: the ticket is the bytes.
 
     Under Ray, large arguments of a call go through its object store.
     """
@@ -151,7 +151,7 @@ class CollectiveCarrier:
         return data
 
     def release(self, ticket: Ticket) -> None:
-        """After leaving the group there is nothing to wait for."""
+        """Wait until it is sent; nothing to wait for after leaving the group."""
         work, _ = self._pending.pop(ticket[0])
         if not self._joined().is_left:
             self._joined().wait(work)

@@ -46,11 +46,11 @@ class Manifest:
     adapter: str
     adapter_scale: float
     tensors: tuple[TensorInfo, ...]
-    """By name."""
+    """Tensors, sorted by name."""
     buckets: tuple[tuple[str, ...], ...]
     """Tensor names of each bucket, in byte order."""
     checksum: str
-    """Of all tensors, `unirl.core.types.weights.checksum`."""
+    """`unirl.core.types.weights.checksum` of all tensors."""
 
     @property
     def size_bytes(self) -> int:

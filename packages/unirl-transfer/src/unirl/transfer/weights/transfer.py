@@ -28,7 +28,7 @@ class TransferReport:
     receipt: WeightReceipt
     num_tensors: int
     size_bytes: int
-    """Of the tensors, without the carrier's overhead."""
+    """Bytes of the tensors, without the carrier's overhead."""
     num_buckets: int
     seconds: float
     checksum_seconds: float

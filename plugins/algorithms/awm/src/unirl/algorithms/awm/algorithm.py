@@ -95,7 +95,7 @@ class Awm(Algorithm):
         return forward_points(track.latent, self._config, seed=self._seed, ids=track.sample_ids)
 
     def _log_probs(self, velocity: Tensor, at: Points) -> Tensor:
-        """[n, k] fp32, what stands for the log-prob of each sample at its points."""
+        """[n, k] fp32. Surrogate for the log-prob of each sample at its points."""
         error, power = matching_error(velocity, at), self._config.ghuber_power
         match self._config.weighting:
             case "t":

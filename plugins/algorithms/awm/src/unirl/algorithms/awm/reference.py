@@ -23,7 +23,7 @@ def loss(config: AwmConfig, inputs: PointLossInputs) -> float:
 
 
 def log_prob(config: AwmConfig, error: float, sigma: float) -> float:
-    """What stands for the log-prob of a sample at a point, from the error of flow matching there."""
+    """Surrogate for the log-prob of a sample at a point, from its flow-matching error there."""
     tiny, power = 1e-10, config.ghuber_power
     return {
         "uniform": -error,

@@ -1,4 +1,4 @@
-"""BranchGRPO: the clipped surrogate over the steps of a tree of samples, each step with an advantage of its own."""
+"""BranchGRPO: the clipped surrogate over the steps of a tree of samples, each step with its own advantage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this plugin provides."""
+"""Parts that this plugin provides."""
 
 from __future__ import annotations
 

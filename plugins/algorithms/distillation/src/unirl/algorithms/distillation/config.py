@@ -23,7 +23,7 @@ class DistillationConfig(PartConfig):
     suits a smaller student; `forward` KL(q || p), which covers all that the teacher does; `jensen`, the generalised
     Jensen-Shannon divergence, which lies between them by `beta`."""
     beta: float = limit(0.5, above=0, below=1)
-    """Of `jensen`: weight of the teacher in the mixture. Towards 0 it behaves as `forward`, towards 1 as `reverse`, and
+    """Teacher's weight in the mixture of `jensen`. Towards 0 it behaves like `forward`, towards 1 like `reverse`, and
     becomes small: GKD tries 0.1, 0.5 and 0.9."""
     top_k: int | None = limit(None, least=1)
     """Compare this many tokens one by one, the teacher's likeliest at each position, and all others together as one

@@ -26,7 +26,7 @@ def token_loss(config: DistillationConfig, inputs: TokenLossInputs) -> float:
 
 
 def divergence(config: DistillationConfig, student: Any, teacher: Any) -> float:
-    """Of two distributions [V], in nats."""
+    """Divergence of two distributions [V], in nats."""
     if config.top_k is not None:
         likeliest = np.argsort(-teacher)[: config.top_k]
         student, teacher = (

@@ -179,7 +179,7 @@ class CispoConfig(GrpoConfig):
     loss: str = "cispo"
     """A token's importance weight is clipped; its gradient is kept."""
     clip_range: float = 1.0
-    """Lower clip of the weight, at 1 - clip_range; 1 is no lower bound, as in the paper."""
+    """Lower clip of the weight, at 1 - clip_range; 1 means no lower bound, as in the paper."""
     clip_range_high: float | None = 4.0
     """Upper clip of the weight, at 1 + clip_range_high. The paper tunes it and gives no number; arXiv 2510.13786 found
     that a largest weight of 5 works over a wide range."""

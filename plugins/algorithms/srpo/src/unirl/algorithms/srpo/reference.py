@@ -1,6 +1,6 @@
 """Reference implementation of the SRPO loss, from the paper's formula, for conformance tests.
 
-It shares no code with the algorithm. fp64 throughout. The gradient is a claim of its own.
+It shares no code with the algorithm. fp64 throughout. The gradient is a separate claim.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What VeOmni lacks on a CPU with gloo: a kernel for split experts, and a reduction that gloo has."""
+"""Support that VeOmni lacks on a CPU with gloo: a kernel for split experts, and a reduction that gloo has."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["experts_forward", "reduce_by_sums"]
 
 
 def reduce_by_sums(experts: Iterable[nn.Module], *, num_shards: int) -> None:
-    """VeOmni divides gradients of experts by a factor of its own, for which torch asks for NCCL's `PREMUL_SUM`; gloo
-    has sums alone.
+    """Reduce gradients of experts by plain sums. VeOmni sets its own divide factor, for which torch uses NCCL's
+    `PREMUL_SUM`; gloo has only sums.
 
     num_shards: of each expert. With a single one nothing is reduced, and torch 2.13 would divide by the factor twice.
     """

@@ -1,4 +1,4 @@
-"""What this plugin provides: the engine, and the reward that says which sample of a stored pair is preferred."""
+"""Parts that this plugin provides: the engine, and the reward that says which sample of a stored pair is preferred."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPEC = EngineSpec(
         Cap.SIGMAS,
         Cap.CONDITIONS,
         Cap.MEDIA_REFS,
-        # It encodes with the model that trains, and holds no weights of its own.
+        # It encodes with the model that trains, and holds no weights itself.
         Cap.WEIGHTS_SHARED,
     },
     kernels=("euler",),

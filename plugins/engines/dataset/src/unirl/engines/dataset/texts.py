@@ -51,7 +51,7 @@ class StoredTexts:
         )
         conditions = text_conditions(self._model, request.inputs, sampling=request.text.sampling)
         result = text_track(request, generated=generated, texts=texts, version=version, conditions=conditions)
-        # Nobody sampled them: zeros would be taken for the log-probs of an engine.
+        # They were not sampled: zeros would be taken for the log-probs of an engine.
         return dataclasses.replace(result, segment=dataclasses.replace(result.text, log_probs=None))
 
 

@@ -25,7 +25,7 @@ LOADERS = "unirl.engines.sglang_llm.held"
 
 
 def calls() -> Mapping[str, Call]:
-    """What `unirl.engine_host.serving` answers."""
+    """Calls that `unirl.engine_host.serving` answers."""
     return calls_of(_Server())
 
 

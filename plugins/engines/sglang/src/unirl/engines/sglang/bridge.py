@@ -79,8 +79,8 @@ class Bridge(Protocol):
         ...
 
     def settings(self, model: Any) -> Mapping[str, Any]:
-        """What `encode_media` needs of the model's config, as JSON has it; there it is `pipeline.unirl_settings`.
-        `max_rows`, if it is there, bounds the rows of a batch. Called in UniRL's process, only for models with
+        """Settings of the model's config that `encode_media` reads as `pipeline.unirl_settings`, as JSON values.
+        `max_rows`, if present, bounds the rows of a batch. Called in UniRL's process, only for models with
         `ModelSpec.inputs`."""
         ...
 

@@ -96,6 +96,6 @@ class RolloutPipeline(HeldWeights):
 
 
 def _resolve(name: str) -> Any:
-    """What `"module:attribute"` names."""
+    """The object that `"module:attribute"` names."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)

@@ -26,7 +26,7 @@ BUCKET_BYTES = 2**30
 
 
 def calls() -> Mapping[str, Call]:
-    """What `unirl.engine_host.serving` answers."""
+    """Calls that `unirl.engine_host.serving` answers."""
     return calls_of(_Server())
 
 

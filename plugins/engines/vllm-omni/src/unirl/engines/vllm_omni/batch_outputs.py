@@ -14,7 +14,7 @@ def keep() -> None:
     """Make vLLM-Omni's executor deliver the output of a batch that comes in while the batch is being registered.
 
     Its result pump looks for the requests of the batch, unpacks the output, and then caches it for whoever asks for the
-    batch. If the engine registers those requests meanwhile, nobody ever asks, and they wait for good. Both steps hold
+    batch. If the engine registers those requests meanwhile, nothing ever asks, and they wait forever. Both steps hold
     the executor's lock, so looking once more where the output is cached is enough.
     """
     from vllm_omni.diffusion.executor.multiproc_executor import MultiprocDiffusionExecutor

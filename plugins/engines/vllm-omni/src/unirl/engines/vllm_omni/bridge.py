@@ -52,7 +52,7 @@ class Bridge(Protocol):
         ...
 
     def settings(self, model: Any) -> Mapping[str, Any]:
-        """What `encode_with_media` needs of the model's config, as JSON has it; there it is `pipeline.unirl_settings`.
+        """Settings of the model's config that `encode_with_media` reads as `pipeline.unirl_settings`, as JSON values.
         Called in UniRL's process, only for models with `ModelSpec.inputs`."""
         ...
 

@@ -66,7 +66,7 @@ class Rollouts:
 
 
 def resolve(name: str) -> Any:
-    """What `"module:attribute"` names."""
+    """The object that `"module:attribute"` names."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 

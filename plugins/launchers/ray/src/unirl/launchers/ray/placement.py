@@ -62,7 +62,7 @@ def places(
     if config.reference == "separate":
         pools.append(("reference", (), config.reference_workers, config.cpus, gpus))
     for serves, count in _pools(rewards, config.dedicated_rewards, config.reward_workers):
-        # Only dedicated workers may have GPUs of their own.
+        # Only dedicated workers may have their own GPUs.
         gpu = config.dedicated_gpus.get(serves[0] if serves else "", config.reward_gpus)
         pools.append(("reward", serves, count, config.reward_cpus, gpu))
     result: list[WorkerPlace] = []
@@ -84,7 +84,7 @@ def places(
 
 
 def _pools(names: Sequence[str], own: Mapping[str, int], shared: int) -> list[tuple[tuple[str, ...], int]]:
-    """What workers serve, and how many do: shared ones first, unless each name has its own."""
+    """Names that each pool serves, and its number of workers: the shared pool first, unless each name has its own."""
     if not own:
         return [((), shared)]
     others = tuple(name for name in names if name not in own)

@@ -369,7 +369,7 @@ def _track_shares(track: Track, workers: int) -> list[list[int]]:
 
 
 def _share(track: Track, rows: Sequence[int]) -> Track:
-    """What a worker needs of its rows."""
+    """A worker's rows, with the data that training needs."""
     return _for_training(track.select(rows) if rows else _empty(track))
 
 

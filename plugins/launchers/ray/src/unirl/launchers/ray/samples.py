@@ -94,7 +94,7 @@ class Samples:
     def _restored(self, actor: Actor) -> None:
         """Send the rollout's weights to a new process, and have it regenerate its samples.
 
-        Not those of a stage whose model has trained since: nobody needs them any more.
+        Not those of a stage whose model has trained since: they are no longer needed.
         """
         assert self._weights is not None
         self._weights.refresh(actor)

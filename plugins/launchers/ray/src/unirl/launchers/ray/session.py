@@ -22,9 +22,9 @@ class WeightVersions:
     """Versions of the weights, as the driver knows them."""
 
     trained: dict[str, int]
-    """Of the live policy of each learner on the train ranks: optimizer steps taken."""
+    """Optimizer steps taken by each learner's live policy on the train ranks."""
     sampled: dict[str, int]
-    """Of the workers that generate, of the policy that each stage samples with."""
+    """Version on the generating workers of the policy that each stage samples with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class Session:
     """Empty when the reference policy runs on the train ranks."""
     reward: Sequence[Actor]
     copies: Mapping[str, int]
-    """Of each learner: neighbouring train ranks that split the layers (tensor parallelism), and so work on the same
-    rows."""
+    """Number of neighbouring train ranks of each learner that split the layers (tensor parallelism), and so work on the
+    same rows."""
     turns: Turns
     versions: WeightVersions
 
@@ -53,7 +53,7 @@ class Session:
         return [actor for actor in self.reward if actor.place.hosts(reward)]
 
     def version_of(self, learner: str, policy: Policy) -> int:
-        """Of a policy of a learner on the train ranks."""
+        """Version of a learner's policy on the train ranks."""
         if policy == "live":
             return self.versions.trained[learner]
         version: int = self.cluster.call(self.train[:1], "version_of", learner, policy, phase="sync")[0]

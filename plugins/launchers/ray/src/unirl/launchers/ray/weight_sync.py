@@ -73,7 +73,7 @@ class WeightSync:
                 )
 
     def lend_all(self, learner: str) -> Callable[[Policy], AbstractContextManager[None]]:
-        """What lends another policy of a learner to all of its stages."""
+        """Context manager factory that lends another policy of a learner to all of its stages."""
         return lambda which: self._lend(learner, which)
 
     @contextmanager
@@ -168,7 +168,7 @@ class WeightSync:
 
 
 def _kind_of(stage: Stage) -> Literal["full", "lora", "merged"]:
-    """What an engine takes of the weights."""
+    """Kind of weights that a stage's engine takes."""
     assert stage.backend is not None
     spec = stage.engine.spec
     if stage.backend.config.trains == "full":

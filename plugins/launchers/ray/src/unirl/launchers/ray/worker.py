@@ -235,7 +235,7 @@ class Worker:
 
     @property
     def _sampled_modules(self) -> list[Backend]:
-        """Backends whose module an engine of this worker samples with, having no weights of its own."""
+        """Backends whose module an engine of this worker samples with, having no separate weights."""
         sampled = {
             stage.learner.name for stage in self._plan.stages if Cap.WEIGHTS_SHARED in stage.engine.spec.capabilities
         }

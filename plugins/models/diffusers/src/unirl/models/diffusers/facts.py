@@ -1,4 +1,4 @@
-"""What is found out about a pipeline by running it."""
+"""Facts about a pipeline, found by running it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Facts:
     """Empty until `unirl.models.diffusers.verify` has found them. Copies of a model share one."""
 
     layouts: dict[bool, Layout] = field(default_factory=lambda: dict[bool, Layout]())
-    """Of prompts without images and of those with, where the pipeline takes them."""
+    """Layout of prompts without images (False) and with (True), where the pipeline takes them."""
     most_images: int = 0
     grid: Grid | None = None
     channels: int = 0

@@ -81,7 +81,7 @@ class Grid:
         return (channels, *((1 + (size.frames - 1) // self.frame_step,) if self.frame_step else ()), *places)
 
     def size(self, shape: Shape, *, max_sequence_length: int) -> Size:
-        """Of a latent of this shape."""
+        """Size in pixels and frames of a latent of this shape."""
         return Size(
             height=shape[-2] * self.side,
             width=shape[-1] * self.side,

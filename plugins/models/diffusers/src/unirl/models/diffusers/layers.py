@@ -14,7 +14,7 @@ _ATTENTION = re.compile(r"(?:^|\.)((?:\w*attn\w*|\w*attention\w*)\..*)$")
 
 
 def wrap_blocks(module: nn.Module) -> tuple[str, ...]:
-    """Class names of blocks with attention that stand in a list, those that diffusers names as blocks where it names
+    """Class names of blocks with attention that are in a list, those that diffusers names as blocks where it names
     any. `_no_split_modules` alone would also give embeddings and norms."""
     listed = dict.fromkeys(
         type(child).__name__

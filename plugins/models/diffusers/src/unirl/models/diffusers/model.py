@@ -155,7 +155,7 @@ class DiffusersModel(DiffusionModel):
     def conditions(
         self, texts: Sequence[str], images: Sequence[Sequence[Image.Image]], *, size: Size
     ) -> dict[str, Any]:
-        """Of prompts with these images, all with some or all without."""
+        """Conditions of prompts with these images, all with some or all without."""
         layout = self.facts.layouts[bool(images[0])]
         own = zip(texts, images, strict=True)
         result = layout.conditions([self._recorded(text, size, each)[0] for text, each in own])

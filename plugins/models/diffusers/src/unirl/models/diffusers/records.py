@@ -1,4 +1,4 @@
-"""What a pipeline's encoders return, as conditions with a row for each prompt, and back."""
+"""Outputs of a pipeline's encoders, as conditions with a row for each prompt, and back."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Layout:
     """Names of values that the rows of a run have in common, and that depend on the prompt: rows where they differ run
     one after another."""
     is_single: bool = False
-    """Every row needs a run of its own."""
+    """Every row needs a separate run."""
     takes_row_sigmas: bool = True
     """Whether the rows of a run may differ in sigma. If not, there is a forward for each sigma."""
 
     @property
     def is_split(self) -> bool:
-        """Rows of a batch may need runs of their own."""
+        """Rows of a batch may need separate runs."""
         return bool(self.ragged or self.unshared or self.is_single or not self.takes_row_sigmas)
 
     @classmethod
@@ -88,7 +88,7 @@ class Layout:
         return result
 
     def conditions(self, records: Sequence[Record]) -> dict[str, Any]:
-        """Of one record for each prompt: name -> [n, ...], or n tensors of any shape."""
+        """Conditions of one record for each prompt: name -> [n, ...], or n tensors of any shape."""
         rows = [self._flat(record) for record in records]
         result: dict[str, Any] = {
             name: tuple(row[name] for row in rows) if name in self.ragged else torch.stack([row[name] for row in rows])
@@ -99,7 +99,7 @@ class Layout:
         return result
 
     def record(self, conditions: Mapping[str, Any]) -> Record:
-        """What the pipeline would have been given for these rows."""
+        """Record that the pipeline would have been given for these rows."""
         return [(name, _joined(node, conditions)) for name, node in self.calls]
 
     def _flat(self, record: Record) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ _VALUEWISE = frozenset(
 
 
 class RowTimestep(Tensor):
-    """What a pipeline takes for the timestep of its whole batch. `expand` and `repeat` to a multiple of B give the
+    """Timestep that a pipeline takes for that of its whole batch. `expand` and `repeat` to a multiple of B give the
     rows' own values; arithmetic with scalars maps them. Anything else raises TypeError: rows would be mixed up.
     """
 

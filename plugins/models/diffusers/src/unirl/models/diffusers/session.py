@@ -23,7 +23,7 @@ from torch import Tensor, nn
 __all__ = ["Done", "Record", "Run", "Session", "Size"]
 
 Record = list[tuple[str, Any]]
-"""What the recorded methods returned in one run, in order."""
+"""Name and result of each recorded call in one run, in order."""
 
 
 class Done(BaseException):
@@ -32,7 +32,7 @@ class Done(BaseException):
 
 @dataclass(frozen=True)
 class Size:
-    """What a pipeline is called for, in pixels, frames and tokens."""
+    """Size that a pipeline is called for, in pixels, frames and tokens."""
 
     height: int
     width: int
@@ -42,7 +42,7 @@ class Size:
 
 @dataclass(kw_only=True)
 class Run:
-    """What one call of the pipeline does, and what it has shown."""
+    """Behaviour of one call of the pipeline, and the values observed in it."""
 
     transformer: nn.Module
     on_step: Callable[[int, Tensor, Tensor], Tensor | None]
@@ -210,8 +210,8 @@ class Session:
         images: Sequence[Image.Image] = (),
         num_steps: int = 2,
     ) -> tuple[Record, Run]:
-        """What encoding gives for these prompts and images, and the scheduler's schedule. The transformer does not run.
-        What the encoders draw is the same each time."""
+        """Encoder outputs for these prompts and images, and the scheduler's schedule. The transformer does not run.
+        The encoders' random draws are the same each time."""
         key = (tuple(prompts), size, tuple(map(id, images)), num_steps)
         if self._records and key in self._records:
             return self._records[key]

@@ -1,4 +1,4 @@
-"""What a pipeline must get right before anything is trained with it: it is compared with its own run."""
+"""Checks of a pipeline before anything is trained with it: it is compared with its own run."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _STEPS = 3
 _FAILURES = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError),
 )
-"""Of pipelines that are called in a way that they do not take."""
+"""Errors of pipelines that are called in an unsupported way."""
 _WITHOUT_VALUES = (
     *(DataDependentOutputException, DynamicOutputShapeException),
     *(UnsupportedFakeTensorException, UnsupportedOperatorException),
 )
-"""Of transformers whose shapes depend on values, run on shapes."""
+"""Errors of transformers whose shapes depend on values, run on shapes."""
 
 
 def verify(model: DiffusersModel) -> None:
-    """Find the layout of latents and conditions, and compare velocities with the predictions in a run of the pipeline's
-    own, those in a batch with those of each row, and those of other sigmas and prompts with each other. Where the
+    """Find the layout of latents and conditions, and compare velocities with the predictions in the pipeline's own run,
+    those in a batch with those of each row, and those of other sigmas and prompts with each other. Where the
     transformer is sharded over ranks, collective: all run it equally often.
 
     Raises RecipeError, key `model.path`, with the difference, and for a pipeline whose runs do not follow diffusers'
@@ -65,7 +65,7 @@ def verify(model: DiffusersModel) -> None:
 
 
 def find_on_shapes(model: DiffusersModel) -> None:
-    """The same for a model without values, but for what depends on them: `verify` compares it when it has them.
+    """The same for a model without values, except for what depends on them: `verify` compares it when it has them.
 
     A transformer that shapes alone do not run leaves the layout to `verify` as well.
     """

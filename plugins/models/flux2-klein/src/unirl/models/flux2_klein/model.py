@@ -87,7 +87,7 @@ class Flux2KleinModel(PipelineModel):
         ids, mask = chat_tokens(
             self.pipeline.tokenizer, texts, length=sampling.max_sequence_length, enable_thinking=False
         )
-        # Without the language model's head, whose logits over the vocabulary nobody reads.
+        # Without the language model's head, whose logits over the vocabulary are not used.
         states: Sequence[Tensor] = self.pipeline.text_encoder.model(
             input_ids=ids.to(self.device),
             attention_mask=mask.to(self.device),

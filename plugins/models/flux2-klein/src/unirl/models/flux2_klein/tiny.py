@@ -29,7 +29,7 @@ _TEMPLATE = (
 def write(folder: Path, *, seed: int, is_distilled: bool = False) -> None:
     """Write a `Flux2KleinPipeline` of about 0.5 M random parameters; same seed, same bytes.
 
-    8x VAE with 4 channels, each place of a patch with a mean and deviation of its own.
+    8x VAE with 4 channels, each place of a patch with its own mean and deviation.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -92,7 +92,7 @@ def _vae() -> AutoencoderKLFlux2:
 
 
 def _text_encoder(vocab_size: int) -> Qwen3ForCausalLM:
-    """Of as many layers as the embeddings are taken from."""
+    """Text encoder with as many layers as the embeddings are taken from."""
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=vocab_size,

@@ -47,7 +47,7 @@ def call(
 ) -> tuple[Tensor, Tensor]:
     """Final latents and media of one call.
 
-    The length of prompts and guidance are no arguments of the pipelines but parts of them; that for images takes its
+    The length of prompts and guidance are not arguments of the pipelines but parts of them; that for images takes its
     size from the image.
     """
     pipeline.tokenizer_max_length = sampling.max_sequence_length

@@ -64,8 +64,8 @@ class QwenImageModel(PipelineModel):
         self.max_sequence_length = self.pipeline.tokenizer_max_length
 
     def encode_texts(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
-        """Each prompt stands in the pipeline's template, whose tokens before it are dropped after the encoder has read
-        them; those behind it count towards the length."""
+        """Each prompt is put into the pipeline's template, whose tokens before it are dropped after the encoder has
+        read them; those behind it count towards the length."""
         length = sampling.max_sequence_length
         template, prefix = self.pipeline.prompt_template_encode, self.pipeline.prompt_template_encode_start_idx
         tokens = self.pipeline.tokenizer(
@@ -75,7 +75,7 @@ class QwenImageModel(PipelineModel):
             truncation=True,
             return_tensors="pt",
         ).to(self.device)
-        # Without the language model's head, whose logits over the vocabulary nobody reads.
+        # Without the language model's head, whose logits over the vocabulary are not used.
         states: Tensor = self.pipeline.text_encoder.model(
             input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, use_cache=False
         ).last_hidden_state
@@ -103,8 +103,8 @@ class QwenImageModel(PipelineModel):
     ) -> Tensor:
         """The velocity by one forward.
 
-        embeds, mask: [B, L, D] and [B, L], as `prompt_embeds` and `prompt_mask`.  source: [B, S, 4 C] tokens that stand
-        behind those of x.  shapes: frames, rows and columns of each image that they are of.
+        embeds, mask: [B, L, D] and [B, L], as `prompt_embeds` and `prompt_mask`.  source: [B, S, 4 C] tokens that
+        follow those of x.  shapes: frames, rows and columns of each image that they are of.
         """
         dtype = self.compute_dtype
         rows, _, height, width = x.shape
@@ -130,9 +130,9 @@ class QwenImageModel(PipelineModel):
         return cast(Any, self.transformer.config).in_channels, sampling.height // unit, sampling.width // unit
 
     def vae_latents(self, latents: Tensor) -> Tensor:
-        """Of one frame: the VAE is one of videos."""
+        """Latents of one frame without patches: the VAE is one of videos."""
         return super().vae_latents(F.pixel_shuffle(latents, _PATCH)[:, :, None])
 
     def of_vae(self, encoded: Tensor) -> Tensor:
-        """Of one frame, in patches."""
+        """Latents of one frame, in patches."""
         return F.pixel_unshuffle(super().of_vae(encoded)[:, :, 0], _PATCH)

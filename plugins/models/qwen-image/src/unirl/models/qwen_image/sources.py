@@ -1,4 +1,4 @@
-"""What the editing models give their encoders of source images, as diffusers' pipelines do. Also imported by bridges in
+"""Encoder inputs of source images for the editing models, as in diffusers' pipelines. Also imported by bridges in
 the environments of engines, whose pipelines have components of the same names."""
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["PICTURE", "EditSources", "held_processor", "images_and_text"]
 
 PICTURE = "Picture {}: <|vision_start|><|image_pad|><|vision_end|>"
-"""What stands before the text for each of several images."""
+"""Text before the prompt for each of several images."""
 _LONGEST_RATIO = 200
-"""Of the sides of an image that the processor of Qwen2.5-VL takes."""
+"""Largest ratio of an image's sides that the processor of Qwen2.5-VL takes."""
 
 
 def images_and_text(folder: str) -> Any:
@@ -47,7 +47,7 @@ class EditSources:
     """A base of the models and of the bridges. `pipeline` is diffusers', or one with the same components."""
 
     picture = ""
-    """What stands before the text for each image; the template of Qwen-Image-Edit has the image already."""
+    """Text before the prompt for each image; the template of Qwen-Image-Edit has the image already."""
     takes_several = False
     edits = "qwen-image-edit"
     """Name of the model."""
@@ -124,7 +124,7 @@ class EditSources:
         return states[0, pipeline.prompt_template_encode_start_idx :]
 
     def _states(self, pipeline: Any, **tokens: Tensor) -> Tensor:
-        """[1, L, D] of the text encoder, without the language model's head, whose logits nobody reads."""
+        """[1, L, D] of the text encoder, without the language model's head, whose logits are not used."""
         return pipeline.text_encoder.model(**tokens, use_cache=False).last_hidden_state
 
     def _latents(self, pipeline: Any, image: Image) -> tuple[Tensor, tuple[int, int, int]]:

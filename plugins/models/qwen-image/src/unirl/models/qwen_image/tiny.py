@@ -51,7 +51,7 @@ _EDIT_WORDS = (
 def write(folder: Path, *, seed: int, scheduler: FlowMatchEulerDiscreteScheduler | None = None) -> None:
     """Write a `QwenImagePipeline` of about 0.6 M random parameters; same seed, same bytes.
 
-    8x VAE with 4 channels, each with a mean and deviation of its own.  scheduler: another one than Qwen-Image's.
+    8x VAE with 4 channels, each with its own mean and deviation.  scheduler: another one than Qwen-Image's.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

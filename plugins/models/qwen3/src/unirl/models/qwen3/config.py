@@ -11,4 +11,4 @@ __all__ = ["Qwen3Config"]
 
 @dataclass
 class Qwen3Config(CausalLmConfig):
-    """Those of every language model in the transformers layout."""
+    """Settings of every language model in the transformers layout."""

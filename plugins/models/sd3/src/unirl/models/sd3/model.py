@@ -40,7 +40,7 @@ class Sd3Model(PipelineModel):
 
     spec = SPEC
     max_sequence_length = 512
-    """What diffusers' pipeline allows the T5 tokens."""
+    """Most T5 tokens that diffusers' pipeline allows."""
 
     def __init__(
         self, config: Sd3Config, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart] = MODEL_PARTS

@@ -105,7 +105,7 @@ def _write(
 def _components() -> dict[str, Any]:
     """Random components of a `WanPipeline` by name, except transformers.
 
-    VAE of 8x in space and 4x in time with 4 channels, each with a mean and deviation of its own. The solver is the one
+    VAE of 8x in space and 4x in time with 4 channels, each with its own mean and deviation. The solver is the one
     that Wan is published with.
     """
     vae = AutoencoderKLWan(

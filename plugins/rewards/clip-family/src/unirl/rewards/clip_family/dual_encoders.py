@@ -37,13 +37,13 @@ __all__ = [
 ]
 
 CLIP_SCALE = 100.0
-"""Of `raw`: logit scale of the published CLIP models, and of CLIPScore as it is usually reported."""
+"""Scale of `raw`: the logit scale of the published CLIP models, and of CLIPScore as it is usually reported."""
 PICKSCORE_SCALE = 26.0
 """Divisor of the field (Flow-GRPO): brings PickScore near 1."""
 _EXAMPLE = "openai/clip-vit-large-patch14"
 
 Numbers = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
-"""Of cosines [n] and the model's logits of them [n]: `score` and the components."""
+"""Maps cosines [n] and the model's logits of them [n] to `score` and the components."""
 
 
 class DualEncoder(Scorer):

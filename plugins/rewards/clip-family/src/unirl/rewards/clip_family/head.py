@@ -13,7 +13,7 @@ from unirl.model_host.state_dicts import fill
 __all__ = ["build_head"]
 
 _NUMBERS = (0, 2, 4, 6, 7)
-"""Of the linear layers in the published files; the others were dropout."""
+"""Indices of the linear layers in the published files; the others were dropout."""
 
 
 def build_head(state: Mapping[str, Tensor], *, width: int, key: str, file: Path) -> nn.Sequential:

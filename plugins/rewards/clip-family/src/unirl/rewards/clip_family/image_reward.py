@@ -34,10 +34,10 @@ __all__ = ["build"]
 
 _NAME = "image-reward"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
-"""Of the head's output over the authors' data; a score is standardised by them."""
+"""Mean and standard deviation of the head's output over the authors' data; they standardise a score."""
 MAX_TOKENS = 35
 HEAD_WIDTH = 64
-"""Of an attention head of BLIP's image encoder, base and large alike."""
+"""Width of an attention head of BLIP's image encoder, base and large alike."""
 _VISION, _TEXT, _HEAD = "blip.visual_encoder.", "blip.text_encoder.", "mlp."
 """Other weights in the file are projections for a loss in training."""
 _VISION_NAMES = {
@@ -61,7 +61,7 @@ _TEXT_KEYS = (
     "layer_norm_eps",
     "pad_token_id",
 )
-"""Of `med_config.json`."""
+"""Keys of `med_config.json`."""
 
 
 class BlipRating(Scorer):

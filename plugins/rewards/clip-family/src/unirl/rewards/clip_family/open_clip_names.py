@@ -40,7 +40,7 @@ _TRANSPOSED = ("visual.proj", "text_projection")
 
 
 def to_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors by transformers' names; those that are no weights of a CLIP keep theirs."""
+    """The same tensors by transformers' names; those that are not CLIP weights keep theirs."""
     result: dict[str, Tensor] = {}
     for name, value in state.items():
         if name == "attn_mask":

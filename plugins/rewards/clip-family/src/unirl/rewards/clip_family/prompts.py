@@ -59,7 +59,7 @@ def prompt_reader(folder: Path, *, max_tokens: int, reward: str) -> PromptReader
 
 
 def processor_folder(config: EncoderConfig, folder: Path, *, reward: str) -> Path:
-    """Of the tokenizer and `preprocessor_config.json`. folder: of the checkpoint, for where none is set."""
+    """Folder of the tokenizer and `preprocessor_config.json`. folder: of the checkpoint, used where none is set."""
     if not config.processor:
         return folder
     files = ("*.json", "*.txt", "*.model")

@@ -161,7 +161,7 @@ def _head_shapes(width: int, *, prefix: str) -> dict[str, tuple[int, ...]]:
 
 
 def _open_clip_shapes(vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Of open_clip's `CLIP` of the same architecture."""
+    """Shapes of open_clip's `CLIP` of the same architecture."""
     width = _TOWER["hidden_size"]
     places = (_IMAGE_PX // _PATCH_PX) ** 2 + 1
     return {
@@ -199,7 +199,7 @@ def _open_clip_layers(prefix: str) -> dict[str, tuple[int, ...]]:
 
 
 def _image_reward_shapes(med: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of the published `ImageReward`: timm's ViT, BLIP's BERT, the projections of its training and the head."""
+    """Shapes of the published `ImageReward`: timm's ViT, BLIP's BERT, the projections of its training and the head."""
     wide, width, inner = med["encoder_width"], med["hidden_size"], med["intermediate_size"]
     vision, text = "blip.visual_encoder", "blip.text_encoder"
     result = {

@@ -32,9 +32,8 @@ class FrameMeanReward:
         self._num_frames = num_frames
 
     def score(self, samples: ScoreInput) -> Scores:
-        """Of each video the mean score of `num_frames` frames, the first and the last among them; of all frames where
-        it has fewer, of the first for `num_frames=1`. [N] fp32, with components alike; the gradient flows into those
-        frames.
+        """[N] fp32 mean score of `num_frames` frames of each video, the first and the last among them; of all frames
+        where it has fewer, of the first for `num_frames=1`. Components alike; the gradient flows into those frames.
 
         Raises RewardFailed for no samples, media other than videos, a video without frames, and what the image reward
         refuses, which names the sample and the frame of those that it was given.

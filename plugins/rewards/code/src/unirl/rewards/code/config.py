@@ -20,7 +20,7 @@ class UnitTestsConfig(RewardConfig):
     score: str = one_of("share", "all", default="share")
     """`share` of the tests passed, or 1 if `all` pass, else 0; `all` stops at the first test that does not."""
     isolation: str = one_of("namespaces", "command", "none", default="namespaces")
-    """What keeps the code apart: `namespaces` of Linux, a `command` that starts the sandbox, or `none`: resource limits
+    """Isolation of the code: `namespaces` of Linux, a `command` that starts the sandbox, or `none`: resource limits
     alone, so that the code can read and write your files."""
     network: str = one_of("isolated", "unisolated", default="isolated")
     """`isolated` refuses to start where the code could reach a network. `unisolated` accepts that."""

@@ -61,7 +61,7 @@ class Report:
 
 
 class Sandbox:
-    """Thread-safe. Every sample gets a process of its own."""
+    """Thread-safe. Every sample gets its own process."""
 
     def __init__(self, config: UnitTestsConfig) -> None:
         self._config = config

@@ -26,7 +26,7 @@ class Checkpoint:
     kind: str
     """Its `model_type`."""
     key: str
-    """Of the setting that names it, for errors."""
+    """Key of the setting that names it, for errors."""
     model: Any
     image_processor: Any
     tokenizer: Any
@@ -44,7 +44,7 @@ class Checkpoint:
         return tokens.to(self.model.device)
 
     def pixels(self, images: Sequence[Image]) -> Any:
-        """What the image processor makes of RGB images."""
+        """Model inputs that the image processor makes of RGB images."""
         return self.image_processor(list(images), return_tensors="pt").to(self.model.device)
 
 

@@ -32,7 +32,7 @@ class GenevalConfig(RewardConfig):
     """The same for prompts with the tag `counting`. GenEval's 0.9 is for Mask2Former; open-vocabulary detectors rarely
     score that high."""
     max_overlap: float = limit(0.5, above=0, most=1)
-    """Of two boxes of one class with an intersection over union above this, the one with the lower score is dropped. 1
+    """Largest intersection over union of two boxes of one class; above it, the one with the lower score is dropped. 1
     keeps all, as GenEval does with Mask2Former."""
     batch_size: int = limit(8, least=1)
     """Images per forward pass of the detector, and crops per forward pass of CLIP."""

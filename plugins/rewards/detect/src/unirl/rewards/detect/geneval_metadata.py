@@ -34,7 +34,7 @@ class Objects:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What a prompt asks for."""
+    """Requirements of a prompt."""
 
     tag: str
     include: tuple[Objects, ...]

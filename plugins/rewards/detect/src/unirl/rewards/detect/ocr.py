@@ -73,7 +73,7 @@ class TextReader:
                 # Its own log writes a line about each image without text.
                 "Global.log_level": "critical",
                 "Global.text_score": min_confidence,
-                # Text that stands on its head is not what the prompt asks for.
+                # Upside-down text is not what the prompt asks for.
                 "Global.use_cls": False,
                 # A path, because RapidOCR downloads a model that it knows by name and does not find.
                 "Det.model_path": str(models / "PP-OCRv6_det_small.onnx"),

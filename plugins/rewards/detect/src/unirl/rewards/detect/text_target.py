@@ -31,7 +31,7 @@ class Agreement:
 
 
 def target_of(prompt: str, metadata: Mapping[str, Any]) -> str:
-    """Metadata `text` if there is one, else what stands between the first pair of quotation marks, straight or curly.
+    """Metadata `text` if there is one, else the text between the first pair of quotation marks, straight or curly.
 
     Raises ValueError without a target, or for one without a visible character.
     """

@@ -51,7 +51,7 @@ def boxed(key: str, text: str) -> Verdict:
 
 _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
 _VALUE = (
-    # A minus after a digit, a letter or a bracket subtracts. Currency may stand before or after the sign.
+    # A minus after a digit, a letter or a bracket subtracts. Currency may come before or after the sign.
     r"(?:(?<![\w)\]])(?P<sign>[-+]))?(?:\\?[$€£¥₹]\s*(?P<inner>[-+])?)?"
     rf"(?<![\w.])(?P<value>{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+)(?:\s*/\s*(?P<below>[0-9]+)(?![0-9/]))?"
 )
@@ -59,7 +59,7 @@ _NUMBER = re.compile(_VALUE)
 _MARKED = re.compile(rf"####[ \t*]*{_VALUE}(?P<rest>[^\n]*)")
 _UNIT_ALONE = re.compile(r"\s*\\?%?[A-Za-z°^²³/ ]{0,40}[.*$) \t\r]*")
 LONGEST = 100
-"""Characters that a number may have: one with more is no answer to a word problem."""
+"""Characters that a number may have: one with more is not an answer to a word problem."""
 
 
 def gsm8k(key: str, text: str) -> Verdict:
@@ -74,8 +74,8 @@ def gsm8k(key: str, text: str) -> Verdict:
 def final_number(text: str) -> Fraction | None:
     """The number after the last `####` with nothing but a unit behind it, else the last number; None if there is none.
 
-    Commas group thousands; currency signs, percent signs, units and a full stop are no part of a number. `3/4` is one.
-    A heading of Markdown, `#### 2. Add up`, is no answer.
+    Commas group thousands; currency signs, percent signs, units and a full stop are not part of a number. `3/4` is one.
+    A heading of Markdown, `#### 2. Add up`, is not an answer.
     """
     text = plain_tex(text).replace("{,}", ",")
     marked = [result for result in _MARKED.finditer(text) if _UNIT_ALONE.fullmatch(result["rest"])]
@@ -90,7 +90,7 @@ def final_number(text: str) -> Fraction | None:
 
 
 _LETTER = (
-    # Bounded, so that no text takes long: loops over white space stand side by side here and below.
+    # Bounded, so that no text takes long: loops over white space are side by side here and below.
     r"(?:\$|\*\*|\\(?:text|mathrm)\w{0,2}\s{0,3}\{|[(\[]|\s){0,8}(?P<letter>[A-Za-z])"
     # A letter that stands alone, rather than the article before a word.
     r"(?:\s*[)\].:,}$*]|\s*$|\s+(?:because|since)\b|(?-i:(?<=[B-HJ-Z]))\s)"

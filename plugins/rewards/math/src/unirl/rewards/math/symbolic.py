@@ -12,7 +12,7 @@ __all__ = ["SymbolicGrader"]
 
 TAIL = 4000
 """Characters at the end of a text in which math-verify looks for an answer without a box. What its patterns cost grows
-with the square of the text's numbers, and no final answer stands thousands of characters before the end."""
+with the square of the text's numbers, and no final answer is thousands of characters before the end."""
 _INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,30})\.?")
 _EXPRESSION = re.compile(r"[0-9$\\\[]")
 """One of these is in everything that math-verify takes from a text: a digit, or the start of mathematics in TeX."""
@@ -52,7 +52,7 @@ class SymbolicGrader:
         return solved
 
     def _candidate(self, text: str) -> tuple[str, bool]:
-        """Where the answer stands, and whether that is the answer itself rather than a text that has it."""
+        """Text with the answer, and whether it is the answer itself rather than a text that contains it."""
         box = last_box(text)
         if box is not None:
             return box, True

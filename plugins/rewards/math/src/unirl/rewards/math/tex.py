@@ -12,10 +12,10 @@ _BOX_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|(?P<brace>[{}])", r
 
 
 def last_box(text: str) -> str | None:
-    r"""What stands in the last \boxed{...} or \fbox{...} of a text, boxes around it taken off; None if none is closed.
+    r"""Content of the last \boxed{...} or \fbox{...} of a text, boxes around it taken off; None if none is closed.
 
-    Braces are matched; `\{` and `\}` are none. A box that is never closed does not count, nor does it hide others. One
-    pass over the text, whatever stands in it.
+    Braces are matched; `\{` and `\}` do not count. A box that is never closed does not count, nor does it hide others.
+    One pass over the text, whatever is in it.
     """
     result: list[_Box] = []
     still_open: list[tuple[bool, int, int]] = []

@@ -27,7 +27,7 @@ def answer_part(text: str, *, thinking: Thinking) -> str:
 def is_well_formed(text: str, *, thinking: Thinking) -> bool:
     """Whether the text is one <think>...</think> from its start, and then something that is not empty.
 
-    Under `opened` the opening tag stands in the prompt, and may stand in the text as well.
+    Under `opened` the opening tag is in the prompt, and may be in the text as well.
     """
     inside, closed, after = text.partition(CLOSE)
     inside = inside.lstrip()

@@ -1,8 +1,8 @@
 """A process that grades with math-verify: one JSON request a line on stdin, one JSON reply a line on stdout.
 
 It has a main thread to itself, so that a clock of the kernel can end it: CPU time counts, whatever Python or sympy is
-doing, and what one answer gets does not depend on how busy the machine is. Nothing goes on in a process that ran into
-its limit: a parser that was interrupted may take every later answer for none. It ends when stdin does.
+doing, and what one answer gets does not depend on how busy the machine is. A process that ran into its limit
+is not used again: a parser that was interrupted may take every later answer for none. It ends when stdin does.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _grade(key: str, answer: str, *, is_bare: bool) -> tuple[str, str]:
     if not any(not isinstance(result, str) for result in expected):
         return "bad-key", "is not an expression that math-verify can read; `method=exact` or `boxed` compare words"
     result = _read(answer) if is_bare else _search(answer)
-    # math-verify adds what it could not parse as a string; that is no answer.
+    # math-verify adds what it could not parse as a string; that is not an answer.
     if not any(not isinstance(item, str) for item in result):
         return "unparsed", ""
     is_right = verify(expected, result, timeout_seconds=None, raise_on_error=True)

@@ -12,7 +12,7 @@ from .shapes_reading import MIN_AREA_PX, NOTHING, read_figures
 from .shapes_world import SIZE_PX as IMAGE_SIZE_PX
 
 MIN_CLIP_AREA_PX = MIN_AREA_PX * (SIZE_PX / IMAGE_SIZE_PX) ** 2
-"""Fewer lit pixels are no shape: the same share of the canvas as in an image."""
+"""Fewer lit pixels are not a shape: the same share of the canvas as in an image."""
 MIN_CLIP_OVERLAP = 0.6
 """Below that of images, since pixels are coarser: a small ring may overlap by less than 0.7."""
 MIN_STEP_PX = 0.5
@@ -21,7 +21,7 @@ MIN_STEP_PX = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipReading:
-    """What is seen in each of F frames."""
+    """Attributes seen in each of F frames."""
 
     color: Tensor
     """[F] index into COLORS, or NOTHING."""
@@ -33,7 +33,7 @@ class ClipReading:
 
 @torch.no_grad()
 def read_clip(frames: Tensor) -> ClipReading:
-    """What a clip shows.  frames: [F, 3, 32, 32] in [0, 1].
+    """Read the attributes of a clip.  frames: [F, 3, 32, 32] in [0, 1].
 
     A step goes in the direction in which the centre of the lit pixels moves furthest.
     """

@@ -39,7 +39,7 @@ START_JITTER_PX = 1.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clip:
-    """What one caption asks for."""
+    """Attributes that one caption asks for."""
 
     color: str
     shape: str
@@ -68,8 +68,8 @@ def render_clips(clip: Clip, *, count: int, generator: torch.Generator) -> Tenso
 
 
 def render_onward_clips(clip: Clip, *, count: int, generator: torch.Generator) -> Tensor:
-    """The same clips with the shape near the middle of the canvas in the first frame, from which nobody can tell where
-    it goes."""
+    """The same clips with the shape near the middle of the canvas in the first frame, which does not show where it
+    goes."""
     unit = torch.rand(count, 4, 1, generator=generator)
     start, across = (START_JITTER_PX * (2 * unit[:, n] - 1) for n in (2, 3))
     along = start + _between(ONWARD_TRAVEL_PX, unit[:, 1]) * _TIMES

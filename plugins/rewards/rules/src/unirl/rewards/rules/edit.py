@@ -21,9 +21,9 @@ __all__ = ["EditReward", "build"]
 
 _NAME = "edit"
 MAX_DIFFERENCE = 0.1
-"""Of a channel: a pixel that differs by more has changed. JPEG and a VAE stay below on plain backgrounds."""
+"""Per channel: a pixel that differs by more has changed. JPEG and a VAE stay below on plain backgrounds."""
 MARGIN_PX = 3
-"""Around a shape; its soft edge is no background."""
+"""Around a shape; its soft edge is not background."""
 ENOUGH_BACKGROUND = 0.99
 """Share of the background that counts as all of it: what a VAE leaves here and there should not order good edits."""
 

@@ -54,7 +54,7 @@ ALL_EDITS = tuple(
 
 
 def draw_any(*, height: int, width: int, seed: int) -> Tensor:
-    """[3, 64, 64] an image of one of the scenes; for conformance, where random pixels are no edit of anything."""
+    """[3, 64, 64] an image of one of the scenes; for conformance, where random pixels are not an edit of anything."""
     if (height, width) != (SIZE_PX, SIZE_PX):
         raise ValueError(f"size: got {height} x {width}, expected {SIZE_PX} x {SIZE_PX}")
     # 21 = 16 + 4 + 1: from one number to the next, colour, shape and place all change.

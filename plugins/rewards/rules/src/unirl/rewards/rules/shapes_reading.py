@@ -12,7 +12,7 @@ from unirl.rewards.rules.shapes_world import COLORS, CROSS_ARM, PLACES, RING_HOL
 LIT = 0.5
 """A pixel belongs to the shape when its brightest channel is above this."""
 MIN_AREA_PX = 48
-"""Fewer lit pixels are no shape: the smallest cross of the world has about 180."""
+"""Fewer lit pixels are not a shape: the smallest cross of the world has about 180."""
 MAX_COLOR_DISTANCE = 0.4
 MIN_OFFSET_PX = 6.0
 """A shape nearer to the middle than this is at no place."""
@@ -31,7 +31,7 @@ UNIT_AREA = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """What is seen in each of N images: indices into COLORS, SHAPES and PLACES, or NOTHING."""
+    """Attributes seen in each of N images: indices into COLORS, SHAPES and PLACES, or NOTHING."""
 
     color: Tensor
     shape: Tensor
@@ -56,7 +56,7 @@ class Figures:
 
 @torch.no_grad()
 def read_shapes(images: Tensor) -> Reading:
-    """What the images show.  images: [N, 3, 64, 64] in [0, 1].  Returns three [N] int64 tensors.
+    """Read the attributes of images.  images: [N, 3, 64, 64] in [0, 1].  Returns three [N] int64 tensors.
 
     Each image is read alone, so order and batch size do not matter.
     """

@@ -46,7 +46,7 @@ def in_latin_cube(*indices: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """What one caption asks for."""
+    """Attributes that one caption asks for."""
 
     color: str
     shape: str

@@ -31,7 +31,7 @@ def build(config: SoftShapesConfig, *, device: Any) -> SoftShapesReward:
 
 
 class SoftShapesReward:
-    """What `shapes_reading` decides by thresholds, as degrees between 0 and 1."""
+    """Degrees between 0 and 1 for what `shapes_reading` decides by thresholds."""
 
     def score(self, samples: ScoreInput) -> Scores:
         """Mean of three degrees, and each of them; the gradient flows into the images.

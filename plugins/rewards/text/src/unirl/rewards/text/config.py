@@ -30,7 +30,7 @@ class FormatConfig(RewardConfig):
     """Most seconds per completion for `pattern`. A pattern that takes longer is an error."""
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """Also a pattern that is none, and tags that are no names."""
+        """Also an invalid pattern, and tags that are not names."""
         import regex
 
         if self.pattern:

@@ -44,7 +44,7 @@ class VideoAlignConfig(RewardConfig):
     min_frame_pixels: int = limit(128 * 28 * 28, least=28 * 28)
     """Smaller frames are enlarged to this many pixels. The largest size is that of model_config.json."""
     dtype: str = one_of(*DTYPES, default="bfloat16")
-    """Of the trunk; the head is fp32."""
+    """Dtype of the trunk; the head is fp32."""
     batch_size: int = limit(2, least=1)
     """Videos in one forward. Never changes the scores."""
 

@@ -1,4 +1,4 @@
-"""Whether a video starts at the image that it was asked to go on from."""
+"""Whether a video starts at the image that it was asked to continue."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ DIRECTIONS: Mapping[str, tuple[float, float]] = {
 }
 """x to the right, y downwards."""
 _FLOOR = 1e-3
-"""Of the largest frequency: those far below it are rounding, whose phase says nothing."""
+"""Fraction of the largest amplitude: frequencies far below it are rounding, whose phase says nothing."""
 _FLAT = 1e-5
 """Mean squared slope, 0.003 of the range from one pixel to the next, at which half of a motion is seen.
 Without it, what the frame cannot show would be rounding divided by nothing, and its gradient useless."""

@@ -32,7 +32,7 @@ def write_videoalign(folder: Path, *, seed: int) -> Mapping[str, Any]:
     the settings that load them.
 
     As published, the weights are the state dict of a PEFT model of transformers before 4.52: LoRA on the linear layers
-    of the language model, embeddings cut to the tokenizer's length, a language head of its own.
+    of the language model, embeddings cut to the tokenizer's length, its own language head.
     """
     base = folder / "base"
     tokenizer = _tokenizer(base)

@@ -120,7 +120,7 @@ class VideoAlignReward:
         pixels = (resize(chosen, size, filter="bicubic") - mean) / std
         grid = (len(pixels) // span, size[0] // edge, size[1] // edge)
         blocks = pixels.view(grid[0], span, 3, grid[1] // merge, merge, edge, grid[2] // merge, merge, edge)
-        # The order in which the encoder merges patches: those of a block of 2 x 2 stand together.
+        # The order in which the encoder merges patches: those of a block of 2 x 2 come together.
         rows = blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(math.prod(grid), -1)
         return rows.to(self.trunk.dtype), grid
 

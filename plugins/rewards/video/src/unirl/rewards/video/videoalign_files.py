@@ -24,12 +24,12 @@ __all__ = ["Checkpoint", "load_checkpoint"]
 
 _SETTINGS = "model_config.json"
 _PREFIX = "base_model.model."
-"""Of every tensor: the checkpoint is the state dict of a PEFT model."""
+"""Prefix of every tensor's name: the checkpoint is the state dict of a PEFT model."""
 _FIXED = {
     "data_config": {"prompt_template_type": "detailed_special", "sample_type": "uniform", "num_frames": None},
     "model_config": {"use_special_tokens": True},
 }
-"""What the reward assumes of the checkpoint's settings."""
+"""Settings that the reward assumes of the checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,7 @@ def _tokenizer(base: Path, *, key: str) -> tuple[Any, str]:
     except (OSError, ValueError, KeyError) as error:
         raise RecipeError(f"{key}: the tokenizer in {str(base)!r} does not load: {error} Fetch it again.") from error
     tokenizer.add_tokens(list(DIMENSIONS.values()), special_tokens=True)
-    # Checkpoints of that time have the template in a file of its own as well.
+    # Checkpoints of that time have the template in a separate file as well.
     file = base / "chat_template.json"
     template = read_json(file, key=key)["chat_template"] if file.is_file() else tokenizer.chat_template
     if not template:

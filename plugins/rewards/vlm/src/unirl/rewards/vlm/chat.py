@@ -45,7 +45,7 @@ class Chat:
             )
 
     def inputs(self, questions: Sequence[Question], *, opening: str = "") -> Any:
-        """What the model reads, padded on the left: every row ends where its answer begins.
+        """Model inputs of the questions, padded on the left: every row ends where its answer begins.
 
         opening: how each answer begins.
         """

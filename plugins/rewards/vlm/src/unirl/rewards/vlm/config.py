@@ -37,7 +37,7 @@ REWARD_TOKEN = "<|Reward|>"
 
 @dataclass
 class AnswererConfig(RewardConfig):
-    """Of a model that answers questions."""
+    """Settings of a model that answers questions."""
 
     reward: ClassVar[str]
     """Name of the reward, for errors."""
@@ -50,7 +50,7 @@ class AnswererConfig(RewardConfig):
     """Root of an OpenAI-compatible endpoint, such as http://localhost:8000/v1. Empty loads the model in the process
     that scores."""
     dtype: str = one_of(*DTYPES, default="bfloat16")
-    """Of the model in the process."""
+    """Dtype of the model in the process."""
     batch_size: int = limit(4, least=1)
     """Questions that the model in the process answers at a time."""
     api_key_env: str = ""
@@ -201,7 +201,7 @@ class Geneval2Config(AnswererConfig):
 
 @dataclass
 class HeadConfig(RewardConfig):
-    """Of reward heads on a Qwen-VL."""
+    """Settings of reward heads on a Qwen-VL."""
 
     reward: ClassVar[str]
     """Name of the reward, for errors."""
@@ -219,7 +219,7 @@ class HeadConfig(RewardConfig):
     num_pixels: int = limit(256 * 28 * 28, least=28 * 28)
     """Pixels that each image is scaled to, its sides rounded to multiples of 28."""
     dtype: str = one_of(*DTYPES, default="bfloat16")
-    """Of the trunk; the head is fp32."""
+    """Dtype of the trunk; the head is fp32."""
     batch_size: int = limit(4, least=1)
     """Samples in one forward."""
 

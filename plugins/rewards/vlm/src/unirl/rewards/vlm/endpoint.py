@@ -82,7 +82,7 @@ class Endpoint:
     def _replies(
         self, questions: Sequence[Question], fields: Mapping[str, Any], read: Callable[[Any], str]
     ) -> list[str]:
-        """What `read` makes of the choice in each reply. fields: of the request.
+        """Result of `read` for the choice in each reply. fields: of the request.
 
         Raises RewardFailed when the endpoint cannot be reached, refuses, or the calls are spent; answers that came
         before that stay in the cache.

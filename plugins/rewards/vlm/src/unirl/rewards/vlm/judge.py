@@ -143,7 +143,7 @@ class PairwiseReward(_Judged):
                     f"reward.{self._name}: group {group!r} (prompt {samples.inputs.prompts[rows[0]]!r}) has one "
                     "sample; expected two or more to compare. Set data.samples_per_prompt to 2 or more."
                 )
-            # The order must not depend on where rows stand, nor the score on ids, unless two samples are the same.
+            # The order must not depend on the positions of rows, nor the score on ids, unless two samples are the same.
             rows.sort(key=lambda row: (digests[row], samples.sample_ids[row]))
             others = min(self._config.opponents or len(rows), len(rows) - 1)
             chosen = {

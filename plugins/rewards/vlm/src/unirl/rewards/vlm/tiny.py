@@ -158,7 +158,7 @@ def _text_config(tokenizer: Any) -> dict[str, Any]:
 
 
 def _token_ids(tokenizer: Any) -> dict[str, Any]:
-    """Of Qwen-VL's placeholders. No video is ever shown as one, and its placeholder is a token of no text."""
+    """Token ids of Qwen-VL's placeholders. Videos are never shown as such; their placeholder is in no text."""
     names = {
         "vision_start_token_id": "vision_start",
         "vision_end_token_id": "vision_end",

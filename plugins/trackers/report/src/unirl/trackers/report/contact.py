@@ -65,7 +65,7 @@ def _draw_pair(
     sheet: Image.Image, draw: ImageDraw.ImageDraw, pair: Pair, *, left: int, top: int, width: int, num_inputs: int
 ) -> None:
     lines = _wrap(draw, pair.prompt, _font(18), width=width)
-    # One line stands directly over the images.
+    # One line is directly above the images.
     for number, line in enumerate(lines, start=CAPTION_LINES - len(lines)):
         draw.text((left, top + number * LINE), line, LIGHT.ink, _font(18))
     top += CAPTION_LINES * LINE + 6

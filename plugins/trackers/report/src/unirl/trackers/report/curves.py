@@ -320,7 +320,7 @@ def _noisy_lines(axes: Axes, series: Mapping[str, Sequence[tuple[int, float]]], 
 def _short_ticks(axes: Axes) -> None:
     """Small numbers with a power of ten above the axis: their labels would take the room of the axis' own."""
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4))
-    # Left of the axis: above it stands the title.
+    # Left of the axis: above it is the title.
     axes.yaxis.get_offset_text().set_horizontalalignment("right")
 
 
@@ -329,7 +329,7 @@ def _columns(points: Sequence[tuple[int, float]]) -> tuple[np.ndarray, np.ndarra
 
 
 def _label(stage: str, text: str) -> str:
-    """What a curve is called: the stage, if there are several, then what it shows."""
+    """Name of a curve: the stage, if there are several, then what it shows."""
     return f"{stage}: {text}" if stage else text
 
 

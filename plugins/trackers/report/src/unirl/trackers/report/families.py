@@ -24,7 +24,7 @@ class Branch:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What came of one prompt."""
+    """One prompt and the samples made from it."""
 
     prompt: str
     inputs: tuple[Path, ...]
@@ -34,7 +34,7 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """What came of the same held-out prompts at the first and at the last evaluation."""
+    """Samples of the same held-out prompts at the first and at the last evaluation."""
 
     before_step: int
     after_step: int

@@ -27,7 +27,7 @@ class Folded:
 
 
 def fold(text: str, *, glance: int, most: int = MOST) -> Folded:
-    """What the page shows of a text.
+    """Pieces of a text that the page shows.
 
     glance: characters that are seen at first, three quarters of them the beginning: the end is where the answer is.
     most: characters that are on the page at most.

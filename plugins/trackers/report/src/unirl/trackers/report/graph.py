@@ -1,4 +1,4 @@
-"""The graph of a run's stages: where its boxes and arrows stand on the page."""
+"""The graph of a run's stages: where its boxes and arrows are on the page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Box:
     y: float
     height: int
     learner: int | None = None
-    """Which model of the run trains in this stage, from 0; None for a frozen one and for what is no stage."""
+    """Which model of the run trains in this stage, from 0; None for a frozen one and for anything but a stage."""
     is_stage: bool = False
     width: int = WIDTH
 

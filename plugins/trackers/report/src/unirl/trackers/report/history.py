@@ -1,4 +1,4 @@
-"""What happened in a run, read from its folder: the events that count, and the recipe."""
+"""History of a run, read from its folder: the events that count, and the recipe."""
 
 from __future__ import annotations
 

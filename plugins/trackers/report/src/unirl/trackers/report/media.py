@@ -50,7 +50,7 @@ class Sample:
 
     @property
     def question(self) -> tuple[str, tuple[Path, ...]]:
-        """What was asked: one instruction may stand over many images."""
+        """Prompt and images: one instruction may be given with many images."""
         return self.prompt, self.inputs
 
     @property
@@ -61,7 +61,7 @@ class Sample:
 
     @property
     def text(self) -> str:
-        """What the model wrote, of a text sample."""
+        """Completion of a text sample."""
         # As bytes: ends of lines stay what they are.
         return self.file.read_bytes().decode("utf-8")
 
@@ -79,7 +79,7 @@ class SampleBatch:
 
 
 class MediaFolder:
-    """Writes samples as they arrive. A resumed run goes on in the same folder and index."""
+    """Writes samples as they arrive. A resumed run continues in the same folder and index."""
 
     def __init__(self, folder: Path, *, max_images: int, max_texts: int, resumed_at: int | None) -> None:
         self._folder = folder / MEDIA

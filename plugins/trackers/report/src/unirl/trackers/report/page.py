@@ -157,7 +157,7 @@ def _components(history: RunHistory) -> list[tuple[str, list[float | None]]]:
 
 def _costs(history: RunHistory) -> dict[str, Any]:
     """Predicted counts, and the shares of generation and training, predicted and measured."""
-    # What was generated at the side of training is no phase of the step; it has a number of its own.
+    # Generation beside training is not a phase of the step; it has its own number.
     seconds = {
         phase: sum(row.metrics.get(f"{phase}_s", row.phases.get(phase, 0.0)) for row in history.steps)
         for phase in ("generate", "train")

@@ -20,7 +20,7 @@ __all__ = ["ReportFiles", "recorded_config", "write_report"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFiles:
-    """What was written."""
+    """Files that were written."""
 
     page: Path
     curves: Path
@@ -31,7 +31,7 @@ class ReportFiles:
 def write_report(folder: Path, *, config: ReportConfig | None = None, is_running: bool = False) -> ReportFiles:
     """Write `report.html`, `curves.png` and `contact_sheet.png` of a run folder, over those that are there.
 
-    config: None takes what the run's recipe says.  is_running: the run goes on after this.
+    config: None takes what the run's recipe says.  is_running: the run continues after this.
     Raises RunFolderError when the folder holds no run that can be read.
     """
     history = read_history(folder)

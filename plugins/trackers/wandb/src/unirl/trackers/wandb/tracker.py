@@ -163,7 +163,7 @@ def _table(track: Track, lineage: Mapping[str, Media], *, name: str) -> wandb.Ta
 
 
 def _cell(media: Media, row: int, *, caption: str | None = None) -> Any:
-    """What W&B shows of one sample; None of a sound."""
+    """Value that W&B shows for one sample; None for audio."""
     if media.kind == "text":
         return media.texts[row]
     if media.kind == "audio":

@@ -1,4 +1,4 @@
-"""What all processes of a run use: TransferQueue's controller, and storage units or a Mooncake master."""
+"""Services that all processes of a run use: TransferQueue's controller, and storage units or a Mooncake master."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Address:
     manager: str
     """TransferQueue's name of the storage."""
     settings: Mapping[str, Any]
-    """What its storage manager is given."""
+    """Settings of its storage manager."""
 
 
 class Service:

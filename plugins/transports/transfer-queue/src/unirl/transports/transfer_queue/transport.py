@@ -22,7 +22,7 @@ from .service import Address, Service
 __all__ = ["Column", "TransferQueueTransport", "build"]
 
 IO_THREADS = 2
-"""Of a client's sockets."""
+"""I/O threads of a client's sockets."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,10 @@ class Column:
 
 
 def build(config: TransferQueueConfig, *, place: TransportPlace) -> TransferQueueTransport:
-    """In the driver, starts what all use. Raises RecipeError for settings out of limits, RunFailed when it hangs."""
+    """A client of the queue; in the driver, it also starts the services.
+
+    Raises RecipeError for settings out of limits, RunFailed when it hangs.
+    """
     check_config(config, key="transport")
     # Read when TransferQueue is imported: its calls would set torch's threads to 8, and then to those of its import.
     os.environ.setdefault("TQ_NUM_THREADS", str(torch.get_num_threads()))

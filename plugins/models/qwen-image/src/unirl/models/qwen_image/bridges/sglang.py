@@ -1,6 +1,6 @@
 """Qwen-Image in SGLang: what `unirl.engines.sglang.bridge.Bridge` asks of a model.
 
-SGLang's transformer, encoder and VAE are its own. The transformer has diffusers' names of weights, but for three
+SGLang's transformer, encoder and VAE are its own. The transformer has diffusers' names of weights, except for three
 projections of the text that are one layer.
 """
 

@@ -2,7 +2,7 @@
 # pyright: reportMissingImports=false, reportUnknownVariableType=false
 """Z-Image in SGLang: what `unirl.engines.sglang.bridge.Bridge` asks of a model.
 
-SGLang's transformer, encoder and VAE are its own. The transformer has diffusers' names of weights, but for the
+SGLang's transformer, encoder and VAE are its own. The transformer has diffusers' names of weights, except for the
 projections of attention and two of the feed-forward, which are one layer each. Its latents have a dim for frames.
 SGLang makes as many layers and heads as the published checkpoints have, for it reads their numbers under other names
 than diffusers writes; here as many as the checkpoint says.

@@ -172,7 +172,7 @@ def _graded(
     except Expired:
         pass
     except BrokenTalk as error:
-        # It has ended, or it sends what is no message and is still there.
+        # It has ended, or it sends invalid messages and is still running.
         ended, _, _ = select.select([starter], [], [], 1.0)
         status = recv_frame(starter.fileno()) if ended else None
         outcome, reason = "error", f"{error} (exit status {status})"

@@ -46,7 +46,7 @@ def enter(folder: str, *, packages: list[str], disk_bytes: int) -> None:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        # The kernel counts processes by user and by user namespace: with one of its own, this sandbox counts alone.
+        # The kernel counts processes by user and by user namespace: with its own namespace, this sandbox counts alone.
         _call("unshare", NEWUSER)
     _call("prctl", PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
 

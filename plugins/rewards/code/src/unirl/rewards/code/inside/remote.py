@@ -22,11 +22,11 @@ __all__ = ["BrokenTalk", "Expired", "Peer", "Proxy", "read_exactly", "recv_frame
 
 
 class Expired(BaseException):
-    """The time of a test is over. Not an Exception: tests that catch those go on no longer."""
+    """The time of a test is over. Not an Exception: tests that catch those do not continue."""
 
 
 class BrokenTalk(BaseException):
-    """The other side has ended, or sent what is no message."""
+    """The other side has ended, or sent an invalid message."""
 
 
 def read_exactly(fd: int, count: int, *, until: float | None = None) -> bytes:
@@ -222,7 +222,7 @@ class Proxy:
         return isinstance(other, Proxy) and bool(_peer(self).request("isinstance", other, self))
 
     def __eq__(self, other: object) -> bool:
-        # What the code says of its own objects is not asked against a value of the tests.
+        # The code is not asked to compare its own objects with a value of the tests.
         return isinstance(other, Proxy) and _peer(self).request("__eq__", self, other) is True
 
     def __iter__(self) -> Any:
@@ -243,7 +243,7 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 def _between(name: str) -> Callable[..., Any]:
-    """Of two objects of the code. Against a value of the tests, the code's operators could make anything true."""
+    """Operator on two objects of the code. Against a test's value, the code's operators could make anything true."""
     forward = _forward(name)
     return lambda self, other: forward(self, other) if isinstance(other, Proxy) else NotImplemented
 
