@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.diffusers.config import DiffusersConfig
 from unirl.models.diffusers.model import build
 
+CATALOG = Catalog.discover()
 SAMPLING = LatentSamplingConfig(num_inference_steps=4, height=64, width=96, max_sequence_length=64)
 TEXTS = ("a red ring", "two blue squares on the left")
 
@@ -35,12 +37,11 @@ def test_a_dedicated_model_and_the_generic_one_give_the_same_numbers(
 ) -> None:
     """To 1e-5 of the largest element: the same fp32 operations, in batches of other sizes, 1e-7 in each of a few
     layers."""
-    package = f"unirl.models.{name.replace('-', '_')}"
-    import_module(f"{package}.tiny").write(tmp_path / "tiny", seed=0)
-    spec = import_module(f"{package}.plugin").SPEC
-    module, _, cls = spec.config.partition(":")
-    config = getattr(import_module(module), cls)(path=str(tmp_path / "tiny"))
-    dedicated: Any = import_module(f"{package}.model").build(config, device="cpu")
+    spec = CATALOG.get("model", name).spec
+    assert isinstance(spec, ModelSpec) and spec.tiny is not None
+    CATALOG.resolve(spec.tiny.write)(tmp_path / "tiny", seed=0)
+    config = CATALOG.resolve(spec.config)(path=str(tmp_path / "tiny"))
+    dedicated: Any = CATALOG.resolve(spec.build)(config, device="cpu")
     generic = build(DiffusersConfig(path=str(tmp_path / "tiny")), device="cpu")
     sampling = LatentSamplingConfig(**{**vars(SAMPLING), "frames": frames})
     x = torch.randn((2, *dedicated.latent_shape(sampling)), generator=torch.Generator().manual_seed(0))

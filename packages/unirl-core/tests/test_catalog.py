@@ -283,7 +283,7 @@ def test_the_registry_tells_which_broken_plugin_would_provide_a_part() -> None:
     ("family", "says"),
     [
         (SimpleNamespace(unirl_rewards=hookimpl(lambda: 3)), "reward 'shapes': plugin 'family' .* is broken"),
-        (SimpleNamespace(unirl_rewards=hookimpl(lambda: [])), "Family 0 is installed but does not provide it; upgrade"),
+        (SimpleNamespace(unirl_rewards=hookimpl(lambda: [])), "family 0 is installed but does not provide it; upgrade"),
     ],
     ids=["broken", "older"],
 )
@@ -341,7 +341,7 @@ REGISTRY = Registry(
             r"'board' is not installed; installed: notes. Install it: `pip install unirl-tracker-board`\.",
         ),
         ("tracker", "later", "It is planned as unirl-tracker-later and not published yet."),
-        ("tracker", "newer", "Unirl-tracker-notes 0 is installed but does not provide it; upgrade it."),
+        ("tracker", "newer", "unirl-tracker-notes 0 is installed but does not provide it; upgrade it."),
         ("engine", "zzz", "engine 'zzz' is unknown; no engine is installed."),
         ("engine", "notes", "; there is a part of that name, but its kind is tracker."),
     ],
