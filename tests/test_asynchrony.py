@@ -24,6 +24,8 @@ from unirl.loop.requests import step_requests
 from unirl.loop.run import train
 from unirl.loop.scoring import score
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "data.prompts_per_step=4",
     "data.samples_per_prompt=4",
@@ -177,7 +179,6 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 def test_workers_of_their_own_give_the_numbers_of_one_process(catalog: Catalog, tmp_path: Path) -> None:
     words = [*AHEAD, "run.reward_overlap_groups=2"]
     here = trained(catalog, planned(catalog, *words, own=True), tmp_path / "here")

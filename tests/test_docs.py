@@ -107,6 +107,7 @@ def test_the_pages_with_functions_of_a_reader_are_those_that_are_run() -> None:
     assert {recipe for recipes in shown.values() for recipe in recipes} == set(TRAINED)
 
 
+@pytest.mark.slow
 def test_the_reference_is_written_from_the_code(tmp_path: Path) -> None:
     """The contents of its pages are tested in tests/test_documented.py."""
     done = run(sys.executable, ROOT / "docs/reference/generate.py", "--into", "reference", cwd=tmp_path)

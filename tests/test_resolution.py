@@ -17,6 +17,8 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.spec import EngineSpec
 from unirl.engine_host.environment import EngineEnvironment
 
+pytestmark = pytest.mark.slow
+
 CATALOG = Catalog.discover()
 ENVIRONMENTS: list[EngineEnvironment] = [
     CATALOG.resolve(spec.environment).of(release)

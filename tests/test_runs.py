@@ -21,6 +21,8 @@ from unirl.core.errors import CheckpointError, RewardFailed
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import RunResult, train
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "data.prompts_per_step=3",
     "data.samples_per_prompt=4",
@@ -290,7 +292,6 @@ def unirl_here(*words: str) -> int | str | None:
     return caught.value.code
 
 
-@pytest.mark.slow
 def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = start_command("train", "quickstart", *SMALL, "run.dir=run", "run.max_steps=500", cwd=tmp_path)
     log, deadline = tmp_path / "run" / "events.jsonl", time.monotonic() + 120
@@ -326,7 +327,6 @@ def test_a_full_disk_stops_the_run_and_keeps_the_checkpoints_before_it(start: Ca
     assert start("run", "run.max_steps=2", resume=first.folder).status == "done"
 
 
-@pytest.mark.slow
 def test_a_live_run_is_not_joined_and_a_killed_one_is_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,8 @@ from unirl.engines.vllm.environment import PRODUCT
 from unirl.loop.run_plan import with_run_folder
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:

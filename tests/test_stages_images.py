@@ -36,6 +36,8 @@ from unirl.loop.run import train
 from unirl.loop.run_plan import with_run_folder
 from writer_and_painter import composed, numbers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
@@ -225,7 +227,6 @@ def test_the_report_shows_answers_beside_the_images_that_they_are_about(recipe: 
     assert not (media / "inputs").exists(), "the parents are there already"
 
 
-@pytest.mark.slow
 def test_two_ranks_under_ray_give_the_numbers_of_one_process(
     straight: tuple[Path, dict[int, dict[str, float]]], tmp_path: Path
 ) -> None:
@@ -239,7 +240,6 @@ def test_two_ranks_under_ray_give_the_numbers_of_one_process(
     assert not (tmp_path / "run" / "parent_images").exists()
 
 
-@pytest.mark.slow
 def test_a_reader_on_vllm_reads_the_same_images(recipe: Path, tmp_path: Path) -> None:
     """Greedy answers and what they were read from; the engine's process says which images those were."""
     make("vllm")

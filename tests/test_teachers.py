@@ -23,6 +23,8 @@ from unirl.loop.build import built_parts
 from unirl.models.sd3.tiny import write
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 
+pytestmark = pytest.mark.slow
+
 STEPS = ("run.max_steps=2", "run.save_every=2", "+reward@reward.light=brightness", "reward.light.weight=0.1")
 KL = ("algorithm.rewrite.kl_coef=0.5", "algorithm.rewrite.aggregation=token-mean")
 PPO = ("algorithm@algorithm.rewrite=ppo", "backend.writer.critic.lr=1e-3", "algorithm.rewrite.kl_coef=0.1")
@@ -296,7 +298,6 @@ def test_initial_weights_as_the_teacher_give_the_numbers_of_a_reference_copy(
     assert result == copied
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", [KL, [*KL, "backend.writer.trains=lora"], PPO], ids=["full", "lora", "ppo"])
 def test_two_ranks_give_the_numbers_of_one_process(
     recipe: Path, teacher: Path, tmp_path: Path, ray_here: None, words: list[str]

@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from report_samples import rich_report, small_report
 
+pytestmark = pytest.mark.slow
+
 Cli = Callable[..., tuple[int, str, str]]
 STATIC = ("--tier", "static", "--plugin", "unirl-tools")
 """The quickest run that there is: no part is built."""

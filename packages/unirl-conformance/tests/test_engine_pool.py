@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from conformance_mutants import engine_apart
 
+pytestmark = pytest.mark.slow
+
 CATALOG = "conformance_mutants.engine_apart:catalog"
 OWN = ("closing-leaves-nothing-running-and-may-be-done-twice", "the-same-seeds-give-the-same-texts")
 """Claims that ask for a separate engine."""
@@ -203,7 +205,6 @@ def script(*args: str) -> subprocess.Popen[bytes]:
     )
 
 
-@pytest.mark.slow
 def test_in_parallel_the_claims_of_an_engine_stay_in_one_process(starts: Path) -> None:
     assert script("-n", "2").wait(timeout=200) == 0
     assert len(noted(starts)) == 1 + len(OWN) and len({host for host, _ in noted(starts)}) == 1

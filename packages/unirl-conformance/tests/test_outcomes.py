@@ -19,6 +19,8 @@ from unirl.conformance.subjects import Selection
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
@@ -89,7 +91,6 @@ def quick_claims() -> tuple[str, ...]:
     return (*(name for name, kind in claim_kinds().items() if kind in ("plugin", "reward")), *sharing)
 
 
-@pytest.mark.slow
 def test_claims_end_alike_in_any_order_and_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNIRL_ENVS", NO_ENVIRONMENTS)
     report = run_suite(Selection(plugins=QUICK_PLUGINS, kinds=QUICK, claims=quick_claims()))

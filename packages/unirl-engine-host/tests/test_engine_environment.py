@@ -22,6 +22,8 @@ from unirl.engine_host.environment import FOLDER_VARIABLE, EngineEnvironment, ca
 from unirl.engine_host.environment_files import COMPLETE
 from unirl.engine_host.install import install
 
+pytestmark = pytest.mark.slow
+
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -17,6 +17,8 @@ import torch
 from unirl.engine_host.frames import BadFrame, read_frame, to_frame
 from unirl.engine_host.process import EngineDied, EngineProcess, EngineRaised, EngineTimedOut, Program
 
+pytestmark = pytest.mark.slow
+
 SERVER = """
 import os, signal, subprocess, sys, time
 

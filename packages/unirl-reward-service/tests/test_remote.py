@@ -19,6 +19,8 @@ from unirl.reward_service.remote.config import RemoteConfig
 from unirl.reward_service.remote.reward import RemoteReward, build
 from unirl.reward_service.wire import FORMAT, ScoreReply, ScoreRequest, decode, encode, to_samples
 
+pytestmark = pytest.mark.slow
+
 INFO: dict[str, Any] = {
     "name": "x",
     "version": "v1",

@@ -33,6 +33,8 @@ from unirl.reward_service.remote.config import RemoteConfig
 from unirl.reward_service.remote.reward import build
 from unirl.rewards.rules.shapes_world import ALL_SCENES, render
 
+pytestmark = pytest.mark.slow
+
 # A service hashes the code of a reward's package.
 
 SETTINGS = """
@@ -268,7 +270,6 @@ def scored_images(*folders: Path) -> list[str]:
     return sorted(line for folder in folders for line in (folder / "scored.txt.done").read_text().splitlines())
 
 
-@pytest.mark.slow
 def test_a_run_outlives_a_scorer_and_a_service_killed_within_its_steps(
     service: RunningService, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

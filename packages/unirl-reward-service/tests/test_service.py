@@ -26,6 +26,8 @@ from unirl.reward_service.errors import STATUS
 from unirl.reward_service.wire import ScoreReply, ScoreRequest, decode, encode
 from unirl.reward_service.wire_pixels import Encoded
 
+pytestmark = pytest.mark.slow
+
 KEY = "a-key-of-many-characters"
 SETTINGS = (
     """

@@ -18,6 +18,8 @@ from unirl.transfer.weights.carriers import InProcessCarrier
 from unirl.transfer.weights.manifest import pack, plan_transfer, unpack
 from unirl.transfer.weights.transfer import Receiver, send
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("transfer_receiver.py")
 GENERATOR = torch.Generator().manual_seed(3)
 TENSORS = {

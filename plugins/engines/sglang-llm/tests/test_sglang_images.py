@@ -14,6 +14,8 @@ from unirl.engines.sglang_llm.config import SglangConfig
 from unirl.engines.sglang_llm.engine import build
 from unirl.engines.sglang_llm.environment import PRODUCT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def engine(kind: str, folder: Path) -> Iterator[ExternalTextEngine]:

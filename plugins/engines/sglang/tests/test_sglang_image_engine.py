@@ -17,6 +17,8 @@ from unirl.core.errors import RunFailed
 from unirl.core.roles import DiffusionModel
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: ExternalLatentEngine, ask: Ask) -> None:
     """Rows of one prompt go together."""
@@ -114,7 +116,6 @@ def test_an_adapter_that_sglang_calls_a_success_and_is_none_is_caught(
     assert gap(engine.generate(ask(engine)), model) < ROUNDING
 
 
-@pytest.mark.slow
 def test_killed_in_a_rollout_in_a_sync_and_asleep_it_says_so_and_goes_on_as_before(
     engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask
 ) -> None:

@@ -16,6 +16,8 @@ from unirl.core.errors import RunFailed
 from unirl.core.roles import DiffusionModel
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: ExternalLatentEngine, ask: Ask) -> None:
     check_rows(engine, ask, batches=(2, 4))
@@ -65,7 +67,6 @@ def test_an_update_that_is_applied_by_half_leaves_nothing_to_generate_with_until
     check_half_applied(engine, model, ask, fault, name=name, what=what)
 
 
-@pytest.mark.slow
 def test_killed_in_a_rollout_in_a_sync_and_asleep_it_says_so_and_goes_on_as_before(
     engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask
 ) -> None:

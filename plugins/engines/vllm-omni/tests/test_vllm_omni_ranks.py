@@ -17,6 +17,8 @@ from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.model import build as build_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def split(folder: Path) -> Iterator[ExternalLatentEngine]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from external_engines.text_engines import *
 from external_engines.text_engines import check_deaths
 from external_engines.texts import Ask
 from unirl.core.roles import TextModel
 from unirl.engine_host.text_engine import ExternalTextEngine
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_cut_distribution_gives_texts_without_log_probs(engine: ExternalTextEngine, ask: Ask) -> None:

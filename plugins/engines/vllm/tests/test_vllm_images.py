@@ -14,6 +14,8 @@ from unirl.engines.vllm.config import VllmConfig
 from unirl.engines.vllm.engine import build
 from unirl.engines.vllm.environment import PRODUCT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def engine(kind: str, folder: Path) -> Iterator[ExternalTextEngine]:

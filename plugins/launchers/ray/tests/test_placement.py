@@ -245,6 +245,7 @@ def test_texts_of_any_length_are_dealt_in_whole_groups_of_about_equal_cost() -> 
     assert sorted(row for rows in partition for row in rows) == list(range(12))
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_starts_no_worker_and_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from unirl.models.diffusers.model import DiffusersModel, build
 from unirl.tools.plan.memory_plan import memory_plan
 from unirl.train_host.sharding import allocate
 
-pytestmark = [*WARNINGS]
+pytestmark = [pytest.mark.slow, *WARNINGS]
 BY_MASKS = ("Lumina2Pipeline", "HunyuanVideo15Pipeline", "MochiPipeline")
 """Pipelines whose transformer reads lengths from its mask."""
 
@@ -80,7 +80,6 @@ def test_memory_is_planned_from_a_folder_without_weights(tiny_folder: Path, tmp_
     assert sizes[0].row_elements == 16 * 4 * 6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("again", ["false", "true"])
 @pytest.mark.parametrize("name", BY_MASKS)
 def test_a_step_of_a_transformer_that_reads_its_mask_holds_what_was_planned(

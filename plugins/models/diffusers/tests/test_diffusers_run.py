@@ -14,6 +14,8 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ("a red ring", "two blue squares on the left", "a disc")
 SHORT = ["sampling.num_inference_steps=3", "sampling.sde.count=2"]
 
@@ -67,7 +69,6 @@ def test_every_pipeline_trains_by_lora_from_ratio_one(name: str, folder: Callabl
         assert step["grad_norm"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TWO_RANKS)
 def test_two_ranks_have_the_gradient_of_one_process(name: str, folder: Callable[[str], Path], tmp_path: Path) -> None:
     """Sharded by FSDP2 over gloo, recomputed, guided, LoRA."""

@@ -23,6 +23,8 @@ from unirl.models.flux2_klein.bridges.sglang import BRIDGE
 from unirl.models.flux2_klein.config import Flux2KleinConfig
 from unirl.models.flux2_klein.model import Flux2KleinModel, build
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ("a red ring", "a blue square on the left of two green discs", "")
 """The second is longer than its conditions."""
 
@@ -51,7 +53,6 @@ def engine(request: pytest.FixtureRequest, tiny_folder: Path) -> Iterator[Extern
         yield result
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sglang", "vllm-omni"])
 def test_a_distilled_checkpoint_is_sampled_without_guidance(name: str, tmp_path: Path) -> None:
     tiny.write(tmp_path / "distilled", seed=1, is_distilled=True)
@@ -64,7 +65,6 @@ def test_a_distilled_checkpoint_is_sampled_without_guidance(name: str, tmp_path:
     assert_same(result, trainside(model, request))
 
 
-@pytest.mark.slow
 def test_prompts_that_sglang_pads_its_own_way_are_caught_at_its_start(
     model: Flux2KleinModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,6 @@ def test_prompts_that_sglang_pads_its_own_way_are_caught_at_its_start(
         started("sglang", model).__enter__()
 
 
-@pytest.mark.slow
 def test_ranks_that_would_split_a_layer_of_several_parts_are_refused(model: Flux2KleinModel) -> None:
     with pytest.raises(RunFailed, match=r"ff\.linear_in.* has several parts.*Set engine\.tensor_parallel=1"):
         started("vllm-omni", model, tensor_parallel=2).__enter__()
@@ -101,7 +100,6 @@ def test_images_that_the_pipeline_does_not_take_are_refused_by_name(
     assert gap(engine.generate(request), model) < ROUNDING
 
 
-@pytest.mark.slow
 def test_edits_of_several_sizes_join_a_batch_between_steps(model: Flux2KleinModel, edit: Ask) -> None:
     with started("vllm-omni", model, step_batching=True) as engine:
         engine.load_weights(full_update(model, version=1))
@@ -112,7 +110,6 @@ def test_edits_of_several_sizes_join_a_batch_between_steps(model: Flux2KleinMode
     assert_same(result, trainside(model, request))
 
 
-@pytest.mark.slow
 def test_in_bf16_edits_of_vllm_omni_equal_those_of_the_trainer_to_its_own_rounding(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -135,7 +132,6 @@ def test_in_bf16_edits_of_vllm_omni_equal_those_of_the_trainer_to_its_own_roundi
     assert gap(result, model) < gap(result, exact) / 4
 
 
-@pytest.mark.slow
 def test_a_run_edits_images_with_ratio_1(
     engine: ExternalLatentEngine, model: Flux2KleinModel, tiny_folder: Path, tmp_path: Path
 ) -> None:

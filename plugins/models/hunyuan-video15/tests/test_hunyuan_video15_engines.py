@@ -16,6 +16,8 @@ from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.hunyuan_video15.config import HunyuanVideo15Config
 from unirl.models.hunyuan_video15.model import HunyuanVideo15Model, build
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ('a sign that says "STOP" beside a red ring', "a blue square on the left of two green discs", "")
 """Prompts of different lengths, one with quoted words; the first two are longer than their conditions."""
 
@@ -33,7 +35,7 @@ def ask(model: HunyuanVideo15Model) -> Ask:
     return asking(model, prompts=PROMPTS, height=32, width=48, frames=5, max_sequence_length=32)
 
 
-@pytest.fixture(scope="module", params=["vllm-omni", "vllm-omni 0.30.0"])
+@pytest.fixture(scope="module", params=["vllm-omni 0.30.0"])
 def engine(request: pytest.FixtureRequest, tiny_folder: Path) -> Iterator[ExternalLatentEngine]:
     with started(request.param, build(HunyuanVideo15Config(path=str(tiny_folder)), device="cpu")) as result:
         yield result

@@ -23,6 +23,8 @@ from unirl.models.hunyuan_video15 import tiny
 from unirl.models.hunyuan_video15.config import HunyuanVideo15ImageConfig
 from unirl.models.hunyuan_video15.image import HunyuanVideo15ImageModel, build
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ('a sign that says "STOP" beside a red ring', "a blue square on the left of two green discs", "")
 """Prompts of different lengths, one with quoted words; the first two are longer than their conditions."""
 
@@ -47,7 +49,7 @@ def edit(ask: Ask) -> Ask:
     return ask
 
 
-@pytest.fixture(scope="module", params=["vllm-omni", "vllm-omni 0.30.0"])
+@pytest.fixture(scope="module", params=["vllm-omni 0.30.0"])
 def engine(request: pytest.FixtureRequest, image_folder: Path) -> Iterator[ExternalLatentEngine]:
     with started(request.param, build(HunyuanVideo15ImageConfig(path=str(image_folder)), device="cpu")) as result:
         yield result
@@ -88,7 +90,6 @@ def test_a_second_frame_and_one_that_would_lose_more_than_half_are_refused(
     assert gap(engine.generate(request), model) < ROUNDING
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("trains", [[], ["backend.trains=full", "backend.reference_copy=true"]], ids=["lora", "full"])
 def test_a_run_makes_videos_from_first_frames_with_ratio_1(
     engine: ExternalLatentEngine,

@@ -23,6 +23,8 @@ from unirl.models.hunyuan_video15.config import HunyuanVideo15Config
 from unirl.models.hunyuan_video15.image import HunyuanVideo15ImageModel
 from unirl.models.hunyuan_video15.model import HunyuanVideo15Model
 
+pytestmark = pytest.mark.slow
+
 Pipelines = Callable[[HunyuanVideo15Model], Any]
 
 PROMPTS = ['a sign that says "STOP" and “go”', "a dog"]

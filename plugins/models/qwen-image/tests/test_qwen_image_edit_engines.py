@@ -19,6 +19,8 @@ from unirl.core.errors import DataError, RecipeError
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.qwen_image.edit import QwenImageEditModel
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["test_a_full_sync_and_adapters_are_sampled_from_and_a_full_sync_ends_them"]
 
 
@@ -71,7 +73,6 @@ def test_positions_that_sglang_never_gives_to_images_are_refused_before_it_start
         started("sglang", editor.built(token_types=False)).__enter__()
 
 
-@pytest.mark.slow
 def test_two_ranks_and_the_earliest_release_of_vllm_omni_edit_as_the_trainer_does(
     editor: Editor, model: QwenImageEditModel, edit: Ask
 ) -> None:
@@ -86,7 +87,6 @@ def test_two_ranks_and_the_earliest_release_of_vllm_omni_edit_as_the_trainer_doe
     assert_same(result, trainside(model, request))
 
 
-@pytest.mark.slow
 def test_a_run_edits_images_with_ratio_1(
     engine: ExternalLatentEngine, model: QwenImageEditModel, editor: Editor, tmp_path: Path
 ) -> None:

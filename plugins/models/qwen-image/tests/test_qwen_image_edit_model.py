@@ -26,6 +26,8 @@ from unirl.loop.run import train
 from unirl.models.qwen_image import edit, model, tiny
 from unirl.models.qwen_image.config import QwenImageConfig, QwenImageEditConfig, QwenImageEditPlusConfig
 
+pytestmark = pytest.mark.slow
+
 
 def inputs_of(*sources: tuple[MediaRef, ...], text: str = "make it red") -> Inputs:
     ids = tuple(map(str, range(len(sources))))
@@ -220,7 +222,6 @@ def test_a_run_edits_images_of_different_sizes_with_ratio_1(editor: Editor, tmp_
     assert all(step["logp_mismatch_max"] <= 1e-5 for step in steps)
 
 
-@pytest.mark.slow
 def test_two_ranks_that_share_the_model_give_the_numbers_of_one_process(plus: Editor, tmp_path: Path) -> None:
     """Row by row, as the recipe has it: then replay computes what the rollout computed, bit for bit."""
     ray = ("launcher=ray", "launcher.train_ranks=2", "launcher.cpus=0.1", "launcher.reward_cpus=0.1")

@@ -22,6 +22,8 @@ from unirl.models.qwen_image import edit, tiny
 from unirl.models.qwen_image.config import QwenImageEditPlusConfig
 from unirl.models.qwen_image.edit import QwenImageEditModel
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["make it red", "a dog beside it", "two green discs, one above the other, and no background"]
 NEGATIVE = "blurry"
 # The pipeline's scheduler shifts and stretches in fp32, ours in fp64: four spacings of fp32 numbers just below 1.

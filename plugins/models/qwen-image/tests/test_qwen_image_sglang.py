@@ -16,6 +16,8 @@ from unirl.engines.sglang.engine import build as build_engine
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import build
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def engine(tiny_folder: Path) -> Iterator[ExternalLatentEngine]:

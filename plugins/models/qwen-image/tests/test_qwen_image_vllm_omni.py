@@ -20,6 +20,8 @@ from unirl.engines.vllm_omni.engine import build as build_engine
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
 
+pytestmark = pytest.mark.slow
+
 EARLIEST = "0.30.0"
 
 

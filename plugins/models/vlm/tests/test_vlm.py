@@ -30,6 +30,8 @@ from unirl.numerics.tokens.batches import pad_batch
 from unirl.numerics.tokens.rollout import generate_text, text_conditions
 from vlm_families import FAMILIES
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = {"rtol": 0.0, "atol": 2e-5}
 ALL = pytest.mark.parametrize("name", FAMILIES)
 ANSWERS = ("132", "red, and it is a ", "a?")

@@ -22,6 +22,8 @@ from wan_engines import *
 from wan_engines import PROMPTS, check_frame_run
 from wan_models import built, write
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def name() -> str:
@@ -75,7 +77,6 @@ def test_an_image_encoder_whose_features_sglang_would_take_for_text_is_refused(m
         pass
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("trains", [[], ["backend.trains=full", "backend.reference_copy=true"]], ids=["lora", "full"])
 def test_a_run_makes_videos_from_first_frames_with_ratio_1(
     engine: ExternalLatentEngine,

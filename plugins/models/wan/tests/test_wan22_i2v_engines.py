@@ -14,6 +14,8 @@ from unirl.models.wan.model import WanFirstFrame
 from wan_engines import *
 from wan_engines import check_expert, check_frame_run
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["test_a_full_sync_and_adapters_are_sampled_from_and_a_full_sync_ends_them"]
 
 
@@ -29,7 +31,6 @@ def test_full_weights_and_adapters_of_one_expert_are_sampled_from(
     check_expert(engine, model, ask, expert)
 
 
-@pytest.mark.slow
 def test_a_run_trains_both_experts_from_first_frames_with_ratio_1(
     engine: ExternalLatentEngine, model: WanFirstFrame, tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -19,6 +19,8 @@ from unirl.models.wan.model import Wan22Model, WanModel
 from wan_engines import PROMPTS, check_expert
 from wan_models import FROM_TEXT, built, write
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=FROM_TEXT)
 def name(request: pytest.FixtureRequest) -> str:

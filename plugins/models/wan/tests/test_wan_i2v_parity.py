@@ -34,6 +34,8 @@ from wan_pipelines import (
     sample,
 )
 
+pytestmark = pytest.mark.slow
+
 ModelOf = Callable[[str], Any]
 each_model = pytest.mark.parametrize("name", FROM_FRAME)
 

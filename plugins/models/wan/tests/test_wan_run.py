@@ -16,6 +16,8 @@ from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
 from wan_pipelines import frames_of
 
+pytestmark = pytest.mark.slow
+
 Tiny = Callable[[str], Path]
 SMALL = [
     "run.max_steps=2",

@@ -18,7 +18,10 @@ from unirl.rewards.code.reward import build
 from unirl.rewards.code.sandbox import Report, Sandbox
 
 CAN_UNSHARE = subprocess.run(["unshare", "-rnmp", "--fork", "true"], check=False, capture_output=True).returncode == 0
-pytestmark = pytest.mark.skipif(not CAN_UNSHARE, reason="not run: this machine does not allow user namespaces")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CAN_UNSHARE, reason="not run: this machine does not allow user namespaces"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ from unirl.rewards.math.symbolic import SymbolicGrader
 from unirl.rewards.math.verdict import Verdict
 from unirl.rewards.math.worker_pool import Job, WorkerPool
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 1.5
 """CPU seconds. What is meant to end takes a tenth, what is meant not to would take years."""
 

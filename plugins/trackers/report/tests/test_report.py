@@ -32,6 +32,8 @@ from unirl.trackers.report.page import bytes_text, duration, number
 from unirl.trackers.report.tracker import ReportTracker, build
 from unirl.trackers.report.write import write_report
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ("a red ring", "a blue <square>")
 RESOLVED = {
     "run": {"max_steps": 4, "seed": 7},
