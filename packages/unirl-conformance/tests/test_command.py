@@ -111,7 +111,6 @@ def test_an_engine_that_is_known_and_not_installed_gets_its_install_line(
     assert len(others) < len(installed)
     monkeypatch.setattr("unirl.core.plugins.loading.installed_dists", lambda: others)
     monkeypatch.setattr("unirl.core.plugins.entry_points.installed_dists", lambda: others)
-    monkeypatch.setattr("unirl.core.plugins.dists.required_dists", lambda name: frozenset[str]())
     code, out, err = cli("--engine", "vllm-omni")
     assert (code, out) == (3, "")
     assert "engine 'vllm-omni' is not installed" in err

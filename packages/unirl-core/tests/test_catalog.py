@@ -279,31 +279,6 @@ def test_the_registry_tells_which_broken_plugin_would_provide_a_part() -> None:
         catalog.get("reward", "shapes")
 
 
-@pytest.mark.parametrize(
-    ("family", "says"),
-    [
-        (SimpleNamespace(unirl_rewards=hookimpl(lambda: 3)), "reward 'shapes': plugin 'family' .* is broken"),
-        (SimpleNamespace(unirl_rewards=hookimpl(lambda: [])), "family 0 is installed but does not provide it; upgrade"),
-    ],
-    ids=["broken", "older"],
-)
-def test_a_dist_without_a_plugin_stands_for_those_that_it_requires(
-    family: object, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registry = Registry([KnownPart(kind="reward", name="shapes", dist="one-of-a-family", summary="s")])
-    catalog = Catalog.of({"family": family}, registry=registry)
-    with pytest.raises(PluginNotFound, match=r"'shapes' is not installed.* `pip install one-of-a-family`\."):
-        catalog.get("reward", "shapes")
-    info = tmp_path / "one_of_a_family-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: one-of-a-family\nVersion: 1.0\nRequires-Dist: Family>0\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises((PluginBroken, PluginNotFound), match=says):
-        catalog.get("reward", "shapes")
-
-
 def trackers(*names: str) -> Any:
     specs = [TrackerSpec(name=name, summary="Notes.", build="m:build", config="m:C") for name in names]
     return SimpleNamespace(unirl_trackers=hookimpl(lambda: specs))

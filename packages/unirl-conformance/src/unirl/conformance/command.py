@@ -49,7 +49,7 @@ def _part_options(command: click.Command) -> click.Command:
     default="tiny",
     show_default=True,
     help="static: build nothing. tiny: miniatures on the CPU. gpu: also on a GPU. full: also tests that take minutes, "
-    "and every algorithm with engines that have to be started.",
+    "and every algorithm with every engine.",
 )
 @click.option("--batch-invariant", is_flag=True, help="Use batch-invariant numerics, like run.batch_invariant.")
 @click.option(

@@ -17,7 +17,7 @@ from ..specs.spec import KINDS, Kind, Spec
 from .entry_points import COMMANDS_GROUP, entry_points
 from .hookspec import API_GROUP
 from .loading import Plugin, PluginRecord, describe_failure, find_plugins, load_plugin, register
-from .registry import KnownPart, Registry, known_parts
+from .registry import Registry, known_parts
 
 if TYPE_CHECKING:
     from ..specs.plan import Plan
@@ -218,9 +218,8 @@ class Catalog:
 
     def _missing(self, kind: Kind, name: str) -> NoReturn:
         part = self._registry.part(kind, name)
-        dists = self._providers(part) if part else frozenset[str]()
         for record in self.records:
-            if record.status == "loaded" or not _would_provide(record, kind, name, dists):
+            if record.status == "loaded" or not _would_provide(record, kind, name, part.dist if part else None):
                 continue
             raise PluginBroken(
                 f"{kind} {name!r}: plugin {record.label} is {record.status}: {record.error}"
@@ -228,7 +227,7 @@ class Catalog:
         names = self.names(kind)
         there = f"installed: {', '.join(names)}" if names else f"no {kind} is installed"
         if part is not None:
-            installed = next((r for r in self.records if canonical(r.dist) in dists), None)
+            installed = next((r for r in self.records if canonical(r.dist) == canonical(part.dist)), None)
             if installed is not None:
                 hint = f"{installed.dist} {installed.version} is installed but does not provide it; upgrade it"
             else:
@@ -242,15 +241,6 @@ class Catalog:
         absent = [record.name for record in self.records if record.status != "loaded"]
         note = f" Not loaded: {', '.join(absent)}; `unirl plugins` says why." if absent else ""
         raise PluginNotFound(f"{kind} {name!r} is unknown; {there}{hint or '.'}{note}")
-
-    def _providers(self, part: KnownPart) -> frozenset[str]:
-        """Normalised names of the dists whose plugin should provide a part: the one to install, or, if that has no
-        plugin, those that it requires."""
-        from .dists import required_dists
-
-        own = canonical(part.dist)
-        has_plugin = any(canonical(record.dist) == own for record in self.records)
-        return frozenset({own}) if has_plugin else frozenset({own, *required_dists(own)})
 
     def _owner(self, target: str) -> str:
         """The plugin that a target string belongs to, for the start of a message."""
@@ -279,14 +269,11 @@ def _with_conflicts(plugin: Plugin, parts: Mapping[tuple[Kind, str], Sequence[Fo
     return dataclasses.replace(plugin, record=dataclasses.replace(record, conflicts=tuple(sentences)))
 
 
-def _would_provide(record: PluginRecord, kind: Kind, name: str, dists: Collection[str]) -> bool:
-    """Whether a plugin that is not loaded probably provides a part: by its specs, the registry or its own name.
-
-    dists: those that provide it by the registry, empty where it is not listed.
-    """
+def _would_provide(record: PluginRecord, kind: Kind, name: str, dist: str | None) -> bool:
+    """Whether a plugin that is not loaded probably provides a part: by its specs, the registry or its own name."""
     if any((spec.kind, spec.name) == (kind, name) for spec in record.specs):
         return True
-    return canonical(record.dist) in dists if dists else record.name == name
+    return record.name == name if dist is None else canonical(record.dist) == canonical(dist)
 
 
 def _reasons(answers: Iterable[Iterable[object]]) -> list[Reason]:

@@ -14,7 +14,7 @@ from packaging.version import InvalidVersion
 
 from ..names import canonical
 
-__all__ = ["NAMESPACES", "find_shadows", "find_unmet", "installed_version", "required_dists", "unmet"]
+__all__ = ["NAMESPACES", "find_shadows", "find_unmet", "installed_version", "unmet"]
 
 
 NAMESPACES = (
@@ -76,15 +76,6 @@ def find_unmet(names: Iterable[str]) -> Iterator[str]:
                 if item not in seen:
                     seen.add(item)
                     waiting.append(item)
-
-
-def required_dists(name: str) -> frozenset[str]:
-    """Normalised names of the dists that a dist requires; empty when it is not installed."""
-    try:
-        dist = distribution(name)
-    except PackageNotFoundError:
-        return frozenset()
-    return frozenset(canonical(requirement.name) for requirement in _requirements(dist, frozenset()))
 
 
 def _requirements(dist: Distribution, extras: frozenset[str]) -> Iterator[Requirement]:
