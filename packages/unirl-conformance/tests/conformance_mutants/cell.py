@@ -46,7 +46,7 @@ def counts_nan(training: str) -> dict[str, Change]:
     def train(part: Wrapped, train: Any, jobs: Sequence[Job], *, progress: float) -> TrainReport:
         report = train(jobs, progress=progress)
         wrong = {"grad_norm": math.nan} if part.config.trains == training else {}
-        return replace(report, metrics={**report.only, **wrong})
+        return replace(report, metrics={job: {**metrics, **wrong} for job, metrics in report.metrics.items()})
 
     return {"train": train}
 

@@ -116,7 +116,8 @@ MUTANTS = [
     text("cleans-up", "decoding-inverts-tokenizing", "strips the spaces around texts",
          {"texts": returns(lambda texts: [text.strip() for text in texts])}),
     text("never-stops", "stop-tokens-and-padding-are-tokens-of-the-model", "names no stop token",
-         after_build=lambda model: setattr(model, "stop_tokens", ()), also=(GREEDY,)),
+         after_build=lambda model: setattr(model, "__class__", type("Endless", (type(model),), {"stop_tokens": ()})),
+         also=(GREEDY,)),
     text("text-grad-mode", OWN, "scores text otherwise where gradients are on",
          log_probs(lambda values, _: values * (1 + 1e-3 * torch.is_grad_enabled()))),
     # The first token of a batch has that of the last one.

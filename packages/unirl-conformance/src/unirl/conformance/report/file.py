@@ -114,7 +114,7 @@ def _entries(outcomes: Iterable[Outcome]) -> dict[str, Any]:
 
 
 def _plain(value: float) -> float:
-    return int(value) if value.is_integer() and abs(value) < 1e15 else value
+    return int(value) if abs(value) < 1e15 and value == int(value) else value
 
 
 def _counts(untried: Iterable[Untried]) -> list[dict[str, object]]:
