@@ -88,12 +88,19 @@ class PlainTraining:
         pull_to: weights of another policy, of latents.
         """
         assert track.advantages is not None
-        new = self._log_probs(track)
+        # One forward for both terms, as backends have: two would add up their gradients in another order.
+        replayed = None
+        if isinstance(self._model, TinyDecoder):
+            new = self._token_log_probs(self._model, track)
+        else:
+            replayed = self._replayed(track, self.whole())
+            new = replayed.log_probs
         values = clipped(new - new.detach(), track.advantages)
         if pull_to is not None:
+            assert replayed is not None
             with torch.no_grad():
                 others = self._replayed(track, pull_to).means
-            values = values + PULL * squared_distance(self._replayed(track, self.whole()).means, others)
+            values = values + PULL * squared_distance(replayed.means, others)
         weights = track.sample_weights[:, None] * action_mask(track)
         return self.descend((values * weights).sum() / weights.sum())
 
@@ -111,15 +118,13 @@ class PlainTraining:
         self._adam.zero_grad()
         return float(norm)
 
-    def _log_probs(self, track: Track) -> Tensor:
-        """[n, S] of the SDE steps, or of the tokens, a text at a time."""
-        if isinstance(self._model, TinyDenoiser):
-            return self._replayed(track, self.whole()).log_probs
+    def _token_log_probs(self, model: TinyDecoder, track: Track) -> Tensor:
+        """[n, S] of the tokens, a text at a time."""
         rows: list[Tensor] = []
         for prompt, tokens in zip(track.text.prompt_tokens, track.text.tokens, strict=True):
             batch = pad_batch([prompt], [tokens], pad_token=PAD)
             place = {"index": batch.target_index, "cache": None}
-            logits, _ = functional_call(self._model.net, dict(self.whole()), self._model.layout(batch), place)
+            logits, _ = functional_call(model.net, dict(self.whole()), model.layout(batch), place)
             scores = torch.log_softmax(logits / track.text.temperature, dim=1)
             rows.append(scores.gather(1, tokens[:, None]).squeeze(1))
         return pad_sequence(rows, batch_first=True)
