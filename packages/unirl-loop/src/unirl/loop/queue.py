@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from unirl.core.types.data import Prompt
+from unirl.core.types.rollout import Rollout
 from unirl.core.types.track import Track
 
 from .build import reward_weights
@@ -41,11 +42,9 @@ generation continue for longer after a reward has begun to fail or hang."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredGroups:
-    """The groups of a step with their rewards, and how long they took."""
+class ScoredGroups(Rollout):
+    """The groups of a step with their rewards and credit from child stages, and how long they took."""
 
-    tracks: Mapping[str, Track]
-    """By stage, with credit from child stages."""
     generate_s: float
     """Seconds in which the engine was generating."""
     score_s: float

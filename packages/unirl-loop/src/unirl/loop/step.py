@@ -126,12 +126,11 @@ def train_step(
     began, phases, num_ready = time.perf_counter(), Phases(), queue.num_ready
     if queue.last_step is None:
         queue.put(step, prompts_of(step), phases=phases)
-    groups = queue.get(step, phases=phases)
+    rollout = queue.get(step, phases=phases)
     ahead = min(step + 1 + plan.run.max_staleness, step + 1 if should_stop() else end)
     for number in range(max(step, queue.last_step or 0) + 1, ahead):
         queue.put(number, prompts_of(number), phases=phases)
-    rollout = Rollout(tracks=groups.tracks)
-    metrics = _drawn_metrics(groups, step=step + 1, events=events)
+    metrics = _drawn_metrics(rollout, step=step + 1, events=events)
     if plan.run.media_every and step % plan.run.media_every == 0:
         trackers.samples("train", rollout, step=step)
     found = {stage.name: _staleness(plan, stage, rollout, version=parts.version(stage)) for stage in plan.stages}
@@ -157,7 +156,7 @@ def train_step(
             _watch_mismatch(stage, own, step=step + 1, events=events)
         metrics |= {plan.prefix(stage) + key: value for key, value in own.items()}
     if plan.run.reward_overlap_groups or plan.run.max_staleness:
-        metrics |= _overlap(groups, train_s=phases.seconds.get("train", 0.0), step_s=time.perf_counter() - began)
+        metrics |= _overlap(rollout, train_s=phases.seconds.get("train", 0.0), step_s=time.perf_counter() - began)
     if plan.run.max_staleness:
         metrics["rollouts_waiting"] = float(num_ready)
     if parts.report is not None:

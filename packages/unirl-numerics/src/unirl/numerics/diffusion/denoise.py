@@ -31,7 +31,6 @@ def denoise(
     guidance: Guidance = NO_GUIDANCE,
     step_noise: StepNoise | None = None,
     keep: Tensor | NDArray[np.int64] | None = None,
-    with_log_probs: bool = True,
     with_means: bool = False,
     storage_dtype: torch.dtype | None = None,
     train_steps: Tensor | NDArray[np.int64] | None = None,
@@ -64,7 +63,6 @@ def denoise(
         sde_steps=sde_steps,
         step_noise=step_noise,
         keep=keep,
-        with_log_probs=with_log_probs,
         with_means=with_means,
         storage_dtype=storage_dtype,
         train_steps=train_steps,
@@ -116,7 +114,6 @@ class Walk:
         sde_steps: Tensor | NDArray[np.int64],
         step_noise: StepNoise | None = None,
         keep: Tensor | NDArray[np.int64] | None = None,
-        with_log_probs: bool = True,
         with_means: bool = False,
         storage_dtype: torch.dtype | None = None,
         train_steps: Tensor | NDArray[np.int64] | None = None,
@@ -143,7 +140,7 @@ class Walk:
         self._keys, self._starts = step_noise_ids, starts
         self._positions = _stored_positions(scored, keep=None if keep is None else _as_plan(keep), num_steps=num_steps)
         self._latents = _Columns(self._positions, like=initial, dtype=storage_dtype or torch.float32)
-        self._log_probs = torch.zeros(scored.shape, device=initial.device) if with_log_probs else None
+        self._log_probs = torch.zeros(scored.shape, device=initial.device)
         self._means = _Columns(scored, like=initial, dtype=torch.float32) if with_means else None
         self._history: History | None = None
         self.step = 0
@@ -181,7 +178,7 @@ class Walk:
             x_next = torch.where(_row_mask(is_sde, like=x), x_next, x_ode)
         self._arrive(x_next)
         is_scored = self._scored == step
-        if self._log_probs is not None and is_scored.any():
+        if is_scored.any():
             rows, columns = _indices(is_scored, device=x.device)
             self._log_probs[rows, columns] = kernel.log_prob(self.x, transition).detach()[rows]
         if self._means is not None:

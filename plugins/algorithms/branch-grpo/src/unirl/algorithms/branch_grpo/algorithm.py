@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 from unirl.algorithms.branch_grpo.config import BranchGrpoConfig
 from unirl.algorithms.branch_grpo.tree import best_and_worst, path_advantages, without_steps
@@ -15,6 +14,7 @@ from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.loss.losses import clipped_surrogate
 from unirl.numerics.loss.policy_metrics import ratio_metrics
+from unirl.numerics.train.steps import old_log_prob_steps, step_counts
 from unirl.numerics.train.track_advantages import advantages_of, track_advantages
 
 __all__ = ["BranchGrpo", "build"]
@@ -68,16 +68,11 @@ class BranchGrpo(Algorithm):
         return best_and_worst(track, config.keep_leaves) if config.keep_leaves else track, numbers
 
     def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
-        """Replace the engine's log-probs with recomputed ones, computed exactly as in the update."""
-        if not self._replays:
-            return track
-        with torch.no_grad():
-            old = forward(track)
-            assert isinstance(old, Replayed)
-        return dataclasses.replace(track, segment=dataclasses.replace(track.latent, log_probs=old.log_probs.detach()))
+        """Store the old log-probs: recomputed ones, exactly as in the update, or the engine's."""
+        return old_log_prob_steps(track, forward, replays=self._replays)
 
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
-        return {"policy": track.sample_weights[:, None] * (track.latent.scored_steps >= 0)}
+        return {"policy": step_counts(track)}
 
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         config, weights = self._config, self.loss_weights(track)["policy"]

@@ -31,6 +31,7 @@ from unirl.numerics.loss.losses import (
     velocity_kl,
 )
 from unirl.numerics.loss.policy_metrics import mean_over, ratio_metrics
+from unirl.numerics.train.steps import old_log_prob_steps, step_counts
 from unirl.numerics.train.track_advantages import advantages_of, track_advantages
 
 __all__ = ["FlowGrpo", "build"]
@@ -70,24 +71,23 @@ class FlowGrpo(AdaptiveKl, Algorithm):
         self._advantage = advantage
         self._reward_weights = reward_weights
         self._keeps_means = config.ratio_norm or config.loss == "divergence"
-        self._replays_anchor = train.old_log_probs == "replay" or self._keeps_means
+        self._replays = train.old_log_probs == "replay"
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return track_advantages(track, self._advantage, reward_weights=self._reward_weights)
 
     def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
-        """Replace the engine's log-probs with recomputed ones, computed exactly as in the update."""
-        if not self._replays_anchor:
-            return track
+        """Store the old log-probs, recomputed as in the update or the engine's, and the means that a loss needs."""
+        if not self._keeps_means:
+            return old_log_prob_steps(track, forward, replays=self._replays)
         with torch.no_grad():
             old = forward(track)
             assert isinstance(old, Replayed)
-        means = old.means if self._keeps_means else None
-        segment = dataclasses.replace(track.latent, log_probs=old.log_probs.detach(), means=means)
+        segment = dataclasses.replace(track.latent, log_probs=old.log_probs.detach(), means=old.means)
         return dataclasses.replace(track, segment=segment)
 
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
-        counted = track.sample_weights[:, None] * (track.latent.scored_steps >= 0)
+        counted = step_counts(track)
         policy = counted
         if self._config.drop_zero_advantage:
             policy = counted * (expand_leading(advantages_of(track), counted) != 0)
