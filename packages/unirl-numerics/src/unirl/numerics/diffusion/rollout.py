@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -61,7 +61,10 @@ def latent_walk(request: Request, *, latent_shape: Sequence[int], device: torch.
     keys = expected.step_noise_ids
 
     def step_noise(step: int, rows: Tensor) -> Tensor:
-        ids = [request.sample_ids[row] if keys is None else keys[row][step] for row in rows.tolist()]
+        ids = [
+            request.sample_ids[row] if keys is None else keys[row][step]
+            for row in cast("list[int]", cast("Any", rows).tolist())
+        ]
         return noise(seed=request.seed, rollout=request.rollout, ids=ids, step=step, shape=shape, device=device)
 
     initial = noise(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ def pack_batch(
     ends = torch.tensor(sizes).cumsum(0)
     starts = ends - torch.tensor(sizes)
     positions = torch.arange(len(flat)) - starts.repeat_interleave(torch.tensor(sizes))
-    lengths, rows, index = _target_places(prompts, tokens, starts=starts.tolist())
+    lengths, rows, index = _target_places(prompts, tokens, starts=cast("Any", starts).tolist())
     return TokenBatch(
         tokens=flat[None],
         positions=positions.to(flat.device)[None],

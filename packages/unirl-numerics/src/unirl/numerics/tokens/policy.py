@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -92,7 +92,9 @@ def old_log_prob_tokens(track: Track, forward: Forward, *, replays: bool, keeps_
 
 def text_numbers(track: Track) -> dict[str, float]:
     """Metrics of a whole rollout: mean and maximum completion length in tokens, and the truncated share."""
-    counted = [row for row, weight in enumerate(track.sample_weights.tolist()) if weight > 0]
+    counted = [
+        row for row, weight in enumerate(cast("list[float]", cast("Any", track.sample_weights).tolist())) if weight > 0
+    ]
     if not counted:
         return {}
     every = track.text.lengths

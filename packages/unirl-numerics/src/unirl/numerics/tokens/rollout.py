@@ -105,7 +105,10 @@ def generate_text(
         logits, cache = model.next_logits(
             tokens[:, None], positions=positions[:, None], attention_mask=mask, cache=cache
         )
-    return rows.found(prompt_tokens=[read[at] for at in index.tolist()], temperature=sampler.temperature)
+    return rows.found(
+        prompt_tokens=[read[at] for at in cast("list[int]", cast("Any", index).tolist())],
+        temperature=sampler.temperature,
+    )
 
 
 def text_conditions(model: TextModel, inputs: Inputs, *, sampling: TextSamplingConfig) -> Conditions | None:
@@ -230,13 +233,13 @@ class _Rows:
         return ~self._ended[rows]
 
     def found(self, *, prompt_tokens: Sequence[Tensor], temperature: float) -> GeneratedText:
-        lengths: list[int] = self._lengths.tolist()
+        lengths: list[int] = cast("Any", self._lengths).tolist()
         return GeneratedText(
             prompt_tokens=tuple(prompt_tokens),
             temperature=temperature,
             tokens=_split(self._tokens, lengths),
             log_probs=_split(self._log_probs, lengths),
-            truncated=tuple(not ended for ended in self._ended.tolist()),
+            truncated=tuple(not ended for ended in cast("list[bool]", cast("Any", self._ended).tolist())),
         )
 
     def _have_stop(self, rows: Tensor, model: TextModel) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from unirl.core.errors import BatchError
@@ -95,7 +95,7 @@ def _check_geometry(track: Track, train: TrainConfig) -> None:
 def _kept(track: Track, train: TrainConfig, updater: Updater) -> Track:
     """The units that have a row with weight; equally many on every rank."""
     units = track.units()
-    weights = cast("list[float]", track.sample_weights.tolist())
+    weights = cast("list[float]", cast("Any", track.sample_weights).tolist())
     counted = [rows for rows in units if any(weights[row] != 0 for row in rows)]
     problem = _oversized(track, counted, train)
     # Also the negative minimum of the rows: a rank without any, or with a unit that does not fit, is seen by all
