@@ -24,7 +24,7 @@ from unirl.loop.requests import step_requests
 from unirl.loop.run import train
 from unirl.loop.scoring import score
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SMALL = [
     "data.prompts_per_step=4",

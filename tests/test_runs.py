@@ -21,7 +21,7 @@ from unirl.core.errors import CheckpointError, RewardFailed
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import RunResult, train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SMALL = [
     "data.prompts_per_step=3",

@@ -19,7 +19,7 @@ from unirl.engines.vllm.environment import PRODUCT
 from unirl.loop.run_plan import with_run_folder
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture

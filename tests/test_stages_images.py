@@ -36,7 +36,7 @@ from unirl.loop.run import train
 from unirl.loop.run_plan import with_run_folder
 from writer_and_painter import composed, numbers
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture

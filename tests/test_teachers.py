@@ -23,7 +23,7 @@ from unirl.loop.build import built_parts
 from unirl.models.sd3.tiny import write
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 STEPS = ("run.max_steps=2", "run.save_every=2", "+reward@reward.light=brightness", "reward.light.weight=0.1")
 KL = ("algorithm.rewrite.kl_coef=0.5", "algorithm.rewrite.aggregation=token-mean")

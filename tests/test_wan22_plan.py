@@ -15,7 +15,7 @@ from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
 from unirl.tools.plan.model_size import ModelSize
 from wan22_14b import write_wan22_14b
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 PAGE = Path(__file__).parents[1] / "docs/explanation/planning.md"
 TEXT = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from conformance_mutants import engine_apart
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 CATALOG = "conformance_mutants.engine_apart:catalog"
 OWN = ("closing-leaves-nothing-running-and-may-be-done-twice", "the-same-seeds-give-the-same-texts")

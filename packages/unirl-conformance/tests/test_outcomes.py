@@ -19,7 +19,7 @@ from unirl.conformance.subjects import Selection
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

@@ -14,6 +14,8 @@ from unirl.models.hunyuan_video15.tiny import write as write_joint
 from unirl.models.qwen3.tiny import write as write_text
 from unirl.models.wan.tiny import write_wan21, write_wan22
 
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
 SCRIPT = Path(__file__).with_name("fsdp2_four_ranks.py")
 
 
@@ -32,7 +34,6 @@ def four_ranks(tmp_path_factory):
     return torch.load(folder / "found.pt", weights_only=False), folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_mesh_gives_the_gradients_weights_and_metrics_of_one_rank(case, four_ranks):
     found, folder = four_ranks
@@ -52,7 +53,6 @@ def test_a_mesh_gives_the_gradients_weights_and_metrics_of_one_rank(case, four_r
         assert result["metrics"][name] == pytest.approx(expected, rel=1e-4, abs=2e-5), name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_checkpoint_of_a_mesh_loads_on_one_rank(case, four_ranks):
     result, folder = four_ranks
@@ -63,7 +63,6 @@ def test_a_checkpoint_of_a_mesh_loads_on_one_rank(case, four_ranks):
     assert all(torch.equal(live[name], result[case]["live"][name]) for name in live)
 
 
-@pytest.mark.slow
 def test_ranks_of_a_sequence_refuse_different_rows_and_what_they_cannot_share(four_ranks):
     said = four_ranks[0]["refusals"]
     assert "rank 0 has the samples ['s0', 's4']" in said["rows"] and "mesh.sequence" in said["rows"]

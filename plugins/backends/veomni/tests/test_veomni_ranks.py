@@ -12,7 +12,7 @@ from unirl.models.causal_lm.tiny import write as write_dense
 from unirl.models.wan.tiny import write_wan21
 from veomni_cases import CASES, make_backend, make_model, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SCRIPT = Path(__file__).with_name("veomni_worlds.py")
 ALL = [(world, case) for world, cases in CASES.items() for case in cases if case not in ("anyprecision", "bf16")]

@@ -11,7 +11,7 @@ from unirl.core.roles import TextModel
 from unirl.engine_host.text_engine import ExternalTextEngine
 from unirl.numerics.tokens.rollout import generate_text
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 """SGLang imports itself in three processes: half a minute on free cores, minutes on busy ones."""
 
 

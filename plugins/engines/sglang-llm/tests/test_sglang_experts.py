@@ -24,7 +24,7 @@ from unirl.models.qwen3 import tiny
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import Qwen3Model, build_moe
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

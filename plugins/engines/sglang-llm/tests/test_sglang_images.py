@@ -14,7 +14,7 @@ from unirl.engines.sglang_llm.config import SglangConfig
 from unirl.engines.sglang_llm.engine import build
 from unirl.engines.sglang_llm.environment import PRODUCT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from unirl.core.errors import RunFailed
 from unirl.core.roles import DiffusionModel
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: ExternalLatentEngine, ask: Ask) -> None:

@@ -14,7 +14,7 @@ from unirl.engines.vllm.config import VllmConfig
 from unirl.engines.vllm.engine import build
 from unirl.engines.vllm.environment import PRODUCT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

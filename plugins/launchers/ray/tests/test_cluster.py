@@ -22,7 +22,7 @@ from unirl.loop.run import train
 from unirl.tools.doctor import look_at_cluster
 from unirl.tools.doctor_command import command as doctor
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 TWO_STEPS = ("run.max_steps=2", "data.prompts_per_step=3")
 # Each machine has two CPUs and each rank takes two, so every rank is on a separate machine.

@@ -31,7 +31,7 @@ from small_runs import SMALL, events, run, start_command, steps, tensors
 from unirl.core.errors import RunFailed
 from unirl.launchers.ray import cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 RANKS = (*APART, "launcher.train_ranks=2")
 

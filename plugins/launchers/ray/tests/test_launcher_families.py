@@ -10,7 +10,7 @@ import pytest
 from launched import BAR, RANKS, SEPARATE, assert_same_run
 from small_runs import EVALUATED, SMALL, SMALL_DRAFT, SMALL_TEXT, events, run, steps, tensors
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 JUDGED = ("loss", "critic_loss", "critic_grad_norm", "explained_variance", "returns_mean", "reward_mean", "kl")
 

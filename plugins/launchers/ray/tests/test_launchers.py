@@ -19,7 +19,7 @@ from unirl.core.plugins.files import plugin_files
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 ADAPTIVE_KL = (
     "backend.reference_copy=true",

@@ -33,7 +33,7 @@ WARNINGS = [
     pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated"),
     pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight"),
 ]
-pytestmark = [pytest.mark.slow, *WARNINGS]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, *WARNINGS]
 Load = Callable[..., DiffusersModel]
 SAME = 1e-5
 """Fraction of the largest element. The same fp32 operations, in batches of other sizes, which sum in another order: 1e-7

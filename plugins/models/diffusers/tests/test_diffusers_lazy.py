@@ -21,7 +21,7 @@ from unirl.models.diffusers.model import DiffusersModel, build
 from unirl.tools.plan.memory_plan import memory_plan
 from unirl.train_host.sharding import allocate
 
-pytestmark = [pytest.mark.slow, *WARNINGS]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, *WARNINGS]
 BY_MASKS = ("Lumina2Pipeline", "HunyuanVideo15Pipeline", "MochiPipeline")
 """Pipelines whose transformer reads lengths from its mask."""
 

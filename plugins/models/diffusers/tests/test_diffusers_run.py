@@ -14,7 +14,7 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 TEXTS = ("a red ring", "two blue squares on the left", "a disc")
 SHORT = ["sampling.num_inference_steps=3", "sampling.sde.count=2"]

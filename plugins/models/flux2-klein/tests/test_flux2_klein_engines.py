@@ -23,7 +23,7 @@ from unirl.models.flux2_klein.bridges.sglang import BRIDGE
 from unirl.models.flux2_klein.config import Flux2KleinConfig
 from unirl.models.flux2_klein.model import Flux2KleinModel, build
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 PROMPTS = ("a red ring", "a blue square on the left of two green discs", "")
 """The second is longer than its conditions."""

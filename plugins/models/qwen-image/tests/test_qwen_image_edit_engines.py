@@ -19,7 +19,7 @@ from unirl.core.errors import DataError, RecipeError
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.qwen_image.edit import QwenImageEditModel
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 __all__ = ["test_a_full_sync_and_adapters_are_sampled_from_and_a_full_sync_ends_them"]
 

@@ -26,7 +26,7 @@ from unirl.loop.run import train
 from unirl.models.qwen_image import edit, model, tiny
 from unirl.models.qwen_image.config import QwenImageConfig, QwenImageEditConfig, QwenImageEditPlusConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def inputs_of(*sources: tuple[MediaRef, ...], text: str = "make it red") -> Inputs:

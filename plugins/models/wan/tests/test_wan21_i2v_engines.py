@@ -22,7 +22,7 @@ from wan_engines import *
 from wan_engines import PROMPTS, check_frame_run
 from wan_models import built, write
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

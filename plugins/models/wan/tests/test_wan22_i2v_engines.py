@@ -14,7 +14,7 @@ from unirl.models.wan.model import WanFirstFrame
 from wan_engines import *
 from wan_engines import check_expert, check_frame_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 __all__ = ["test_a_full_sync_and_adapters_are_sampled_from_and_a_full_sync_ends_them"]
 

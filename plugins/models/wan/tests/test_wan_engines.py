@@ -19,7 +19,7 @@ from unirl.models.wan.model import Wan22Model, WanModel
 from wan_engines import PROMPTS, check_expert
 from wan_models import FROM_TEXT, built, write
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module", params=FROM_TEXT)

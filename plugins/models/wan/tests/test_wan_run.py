@@ -16,7 +16,7 @@ from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
 from wan_pipelines import frames_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 Tiny = Callable[[str], Path]
 SMALL = [

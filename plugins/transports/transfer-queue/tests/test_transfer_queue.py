@@ -23,6 +23,7 @@ from unirl.transports.transfer_queue.transport import TransferQueueTransport, bu
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning"),
 ]
