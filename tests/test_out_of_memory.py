@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ray_clusters
 import torch
-from small_runs import SMALL, catalog, events, plan, run, tensors
+from small_runs import SMALL, events, plan, run, tensors
 from unirl.core.errors import RunFailed
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.files import plugin_files
@@ -132,7 +132,7 @@ def test_amounts_and_causes_of_every_allocator_are_understood_and_other_failures
     # torch's text on CUDA, c10/cuda/CUDACachingAllocator.cpp.
     said = "CUDA out of memory. Tried to allocate 20.50 MiB. GPU 0 has a total capacity of 79.11 GiB of which ..."
     cuda = RunFailed(f"backend 'fsdp2' failed in phase 'train': OutOfMemoryError: {said}", phase="train")
-    text = explanation(small, cuda, catalog=catalog())
+    text = explanation(small, cuda)
     assert text.startswith("Out of memory in phase 'train': tried to allocate 20.5 MiB.\nPredicted for each train ")
     again, new = text.splitlines()[-2:]
     assert again.endswith(" A resumed run may change them.") and new.startswith("Settings that lower it in a new run: ")
@@ -141,6 +141,6 @@ def test_amounts_and_causes_of_every_allocator_are_understood_and_other_failures
         named = re.findall(r"\b[a-z]+\.[a-z_]+", line)
         assert named and all(key in leaves(small.resolved) and (key in changing) is count for key in named), named
     python = RunFailed("engine 'x' failed in phase 'generate': MemoryError: ", phase="generate")
-    assert explanation(small, python, catalog=catalog()).startswith("Out of memory in phase 'generate'.\n")
+    assert explanation(small, python).startswith("Out of memory in phase 'generate'.\n")
     other = RunFailed("engine 'x' failed in phase 'generate': RuntimeError: shapes differ", phase="generate")
-    assert explanation(small, other, catalog=catalog()) == ""
+    assert explanation(small, other) == ""
