@@ -157,7 +157,7 @@ def test_below_tier_full_an_engine_that_has_to_be_started_is_tried_where_it_is_n
     assert engines("tiny") == ["apart+paint", "near+paint"], "a run of everything leaves nothing out"
 
 
-def test_below_tier_full_an_engine_that_has_to_be_started_meets_each_kind_of_algorithm_once_a_model() -> None:
+def test_below_tier_full_an_engine_meets_each_kind_of_algorithm_once_a_model() -> None:
     def algorithm(name: str, **needs: Any) -> AlgorithmSpec:
         return AlgorithmSpec(name=name, needs=Needs(track="latent", **needs), **WORDS)
 
@@ -181,15 +181,16 @@ def test_below_tier_full_an_engine_that_has_to_be_started_meets_each_kind_of_alg
         return ["+".join(one.id.split("+")[::2]) for one in found if one.kind == "cell" and f"+{engine}+" in one.id]
 
     every = [f"{name}+{other}" for name in ("film", "paint") for other in ("one", "three", "two")]
-    assert cells("near") == cells("apart", tier="full") == every
-    tried = cells("apart")
-    assert [name for name in tried if name.endswith("+three")] == ["film+three", "paint+three"]
-    assert [name.split("+")[0] for name in tried if not name.endswith("+three")] == ["film", "paint"], "one or two"
-    assert cells("apart", names={"engine": ("apart",)}) == every, "who names it gets all"
-    left_out = cells("apart", without=tuple(f"cell:{'+apart+'.join(name.split('+'))}+plain" for name in tried))
-    assert left_out == [], "no other algorithm takes the place of what is left out"
-    with_another = cells("apart", models=("cloth", "film", "paint"))
-    assert [name for name in with_another if not name.startswith("cloth")] == tried, "a further model changes nothing"
+    assert cells("near", tier="full") == cells("apart", tier="full") == every
+    for name in ("near", "apart"):
+        tried = cells(name)
+        assert [one for one in tried if one.endswith("+three")] == ["film+three", "paint+three"]
+        assert [one.split("+")[0] for one in tried if not one.endswith("+three")] == ["film", "paint"], "one or two"
+        assert cells(name, names={"engine": (name,)}) == every, "who names it gets all"
+        left_out = cells(name, without=tuple(f"cell:{f'+{name}+'.join(one.split('+'))}+plain" for one in tried))
+        assert left_out == [], "no other algorithm takes the place of what is left out"
+        with_another = cells(name, models=("cloth", "film", "paint"))
+        assert [one for one in with_another if not one.startswith("cloth")] == tried, "a further model changes nothing"
 
 
 def test_a_further_backend_meets_each_model_engine_and_algorithm_once() -> None:
