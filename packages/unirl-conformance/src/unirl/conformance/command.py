@@ -194,10 +194,15 @@ def _run(
 
 
 def _left_out(chosen: Collection[Subject], full: Collection[Subject], *, is_narrow: bool) -> str:
-    """A sentence about combinations with external engines that a higher tier would try; or nothing."""
+    """A sentence about combinations with engines that a higher tier would try; or nothing."""
+    from unirl.core.specs.spec import EngineSpec
+
     there = {(subject.kind, subject.id) for subject in chosen}
-    others = [one for one in full if one.programs and one.device == "cpu" and (one.kind, one.id) not in there]
-    engines = sorted({spec.name for one in others for spec in one.programs})
+    others = [one for one in full if one.device == "cpu" and (one.kind, one.id) not in there]
+    specs = (part.spec for one in others for part in one.parts)
+    engines = sorted(
+        {spec.name for spec in specs if isinstance(spec, EngineSpec) and (spec.environment or not is_narrow)}
+    )
     if not engines:
         return ""
     if is_narrow:
