@@ -14,6 +14,7 @@ from unirl.conformance.report.file import load, to_json
 from unirl.conformance.report.matrix import matrix_md
 from unirl.conformance.results import Outcome, Report
 from unirl.conformance.subjects import not_applicable, subjects
+from unirl.core.errors import RecipeError
 from unirl.core.plugins.catalog import Catalog
 
 FOLDER = Path(__file__).parents[1] / "conformance"
@@ -117,3 +118,10 @@ def test_parts_that_went_together_after_the_publication_are_not_run(published: R
     other = next(one for one in published.outcomes if one.kind == "model")
     merged = states(merge(refused, [narrow_run(published, other)], Catalog.discover()))
     assert {state for key, state in merged.items() if key[1:] == ("engine", subject)} == {"not run"}
+
+
+def test_a_run_of_a_claim_that_is_not_installed_is_refused(published: Report, merge: Merge) -> None:
+    other = dataclasses.replace(published.claims[0], name="a-claim-of-last-year")
+    run = dataclasses.replace(published, claims=(*published.claims, other))
+    with pytest.raises(RecipeError, match="'a-claim-of-last-year', which is not installed: run conformance again"):
+        merge(published, [run], Catalog.discover())

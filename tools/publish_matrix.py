@@ -35,11 +35,19 @@ def merge(published: Report, runs: Sequence[Report], catalog: Catalog) -> Report
 
     published: older than all of `runs`. Environment and time stay as published, unless a run has most of the outcomes;
     the engines of all are listed. While nothing was tried on a GPU, claims on one are counted.
+
+    Raises RecipeError for a run of a claim that is not installed: it is of another version of the tests.
     """
     reports = (published, *runs)
     latest = [_Results(report) for report in reversed(reports)]
     has_gpu = any("cuda" in {subject.device for subject in report.subjects} for report in reports)
     claims, found = all_claims(), subjects(catalog, tier="full")
+    known = {claim.name for claim in claims}
+    for run in runs:
+        if others := sorted({claim.name for claim in run.claims} - known):
+            raise RecipeError(
+                f"the run of {run.created} has the claim {others[0]!r}, which is not installed: run conformance again."
+            )
     outcomes: list[Outcome] = []
     untried: Counter[tuple[str, str, str, str]] = Counter()
     for claim in claims:
