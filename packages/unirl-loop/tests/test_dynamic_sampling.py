@@ -217,7 +217,6 @@ def test_a_prompt_stays_while_one_stage_that_trains_can_learn_from_it(
 def test_samples_of_a_prompt_are_drawn_and_dropped_together() -> None:
     stages = [stage("text"), stage("image", parent="text")]
     useful = UsefulGroups(stages, wanted=2)
-    assert useful.num_to_draw(3) == 2
     useful.add(written("equal", "images"))
     # One of two was useful, and one is missing: two more, of which one is left.
     assert useful.num_to_draw(1) == 1

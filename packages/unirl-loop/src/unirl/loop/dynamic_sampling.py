@@ -49,9 +49,7 @@ class UsefulGroups:
         self._useful: list[list[str]] = []
 
     def num_to_draw(self, num_left: int) -> int:
-        """How many prompts to draw next; 0 when the step is full or no prompt is left."""
-        if not self._rounds:
-            return min(self._wanted, num_left)
+        """How many prompts to draw after the first round; 0 when the step is full or no prompt is left."""
         missing = self._wanted - self._num_useful
         share = max(self._num_useful / self._num_drawn, LEAST_SHARE)
         return max(0, min(math.ceil(missing / share), self._wanted, num_left))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -68,17 +67,6 @@ class _Scores:
     """Time, as `time.perf_counter` has it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Step:
-    """A step in flight."""
-
-    number: int
-    versions: Mapping[str, int]
-    """Version of the weights that each stage samples with."""
-    groups: Future[ScoredGroups] | Callable[[Phases], ScoredGroups]
-    """Made on the thread of the queue, or where they are taken."""
-
-
 class GroupQueue:
     """Scored groups of the steps in flight, in the order of their steps.
 
@@ -94,7 +82,10 @@ class GroupQueue:
 
     def __init__(self, parts: Parts, plan: Plan) -> None:
         self.parts, self.plan = parts, plan
-        self._steps: deque[_Step] = deque()
+        self._steps: dict[int, Future[ScoredGroups] | Callable[[Phases], ScoredGroups]] = {}
+        """The groups of each step in flight: made on the thread of the queue, or where they are taken."""
+        self._versions: Mapping[str, int] = {}
+        """Version of the weights that each stage of the newest step samples with."""
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="rollout") if plan.run.max_staleness else None
         self._scorers = {
             name: ThreadPoolExecutor(1, thread_name_prefix=f"reward-{name}")
@@ -125,12 +116,12 @@ class GroupQueue:
     @property
     def last_step(self) -> int | None:
         """The newest step in flight."""
-        return self._steps[-1].number if self._steps else None
+        return max(self._steps, default=None)
 
     @property
     def num_ready(self) -> int:
         """Steps that are made and not taken."""
-        return sum(isinstance(step.groups, Future) and step.groups.done() for step in self._steps)
+        return sum(groups.done() for groups in self._futures())
 
     def put(self, step: int, prompts: Sequence[Prompt], *, phases: Phases) -> None:
         """Generate the groups of a step after those in flight, with the weights that train now.
@@ -142,31 +133,33 @@ class GroupQueue:
         with phases("sync", owner=engine_names(self.plan)):
             bring = self._weights(versions)
         make = partial(self._make, step, prompts, versions, bring)
-        groups = self._maker.submit(make, Phases()) if self._maker else make
-        self._steps.append(_Step(number=step, versions=versions, groups=groups))
+        self._steps[step] = self._maker.submit(make, Phases()) if self._maker else make
+        self._versions = versions
 
     def get(self, step: int, *, phases: Phases) -> ScoredGroups:
         """The groups of the oldest step in flight. Raises what making them raised."""
-        oldest = self._steps[0]
-        assert oldest.number == step, f"step {oldest.number} is the oldest one in flight, {step} was asked for"
-        if isinstance(oldest.groups, Future):
+        oldest = min(self._steps)
+        assert oldest == step, f"step {oldest} is the oldest one in flight, {step} was asked for"
+        groups = self._steps[step]
+        if isinstance(groups, Future):
             with phases("wait"):
-                groups = oldest.groups.result()
+                result = groups.result()
         else:
-            groups = oldest.groups(phases)
-        self._steps.popleft()
-        return groups
+            result = groups(phases)
+        del self._steps[step]
+        return result
 
     def settle(self) -> None:
         """Wait until the engine is idle. The steps in flight stay in the queue, and so do their failures."""
-        wait([step.groups for step in self._steps if isinstance(step.groups, Future)])
+        wait(self._futures())
+
+    def _futures(self) -> list[Future[ScoredGroups]]:
+        return [groups for groups in self._steps.values() if isinstance(groups, Future)]
 
     def _weights(self, versions: Mapping[str, int]) -> list[Callable[[], None]]:
         """Give the engines the weights that train now. Returns what does so later, while they are busy."""
-        in_flight = [step for step in self._steps if isinstance(step.groups, Future) and not step.groups.done()]
-        if in_flight:
-            before = in_flight[-1].versions
-            moved = [stage for stage in self.plan.stages if before[stage.name] != versions[stage.name]]
+        if not all(groups.done() for groups in self._futures()):
+            moved = [stage for stage in self.plan.stages if self._versions[stage.name] != versions[stage.name]]
             if not moved:
                 return []
             if self.parts.sync is None:
@@ -192,23 +185,21 @@ class GroupQueue:
                     one()
             data, stages = self.plan.data, self.plan.stages
             draw = partial(self._drawn, step, versions, phases)
+            count = data.prompts_per_step if data.dynamic_sampling_rounds else len(prompts)
+            spare, rounds = prompts[count:], [draw(prompts[:count])]
+            for stage in stages:
+                check_scored(rounds[0].tracks[stage.name], stage.rewards)
             if not data.dynamic_sampling_rounds:
-                groups = draw(prompts)
-                for stage in stages:
-                    check_scored(groups.tracks[stage.name], stage.rewards)
-                return groups
+                return rounds[0]
             useful = UsefulGroups(stages, wanted=data.prompts_per_step)
-            rounds = list[ScoredGroups]()
-            for _ in range(1 + data.dynamic_sampling_rounds):
-                count = useful.num_to_draw(len(prompts))
+            useful.add(rounds[0].tracks)
+            for _ in range(data.dynamic_sampling_rounds):
+                count = useful.num_to_draw(len(spare))
                 if not count:
                     break
-                rounds.append(draw(prompts[:count]))
-                if len(rounds) == 1:
-                    for stage in stages:
-                        check_scored(rounds[0].tracks[stage.name], stage.rewards)
+                rounds.append(draw(spare[:count]))
                 useful.add(rounds[-1].tracks)
-                prompts = prompts[count:]
+                spare = spare[count:]
             tracks, drawn = useful.chosen()
             return ScoredGroups(
                 tracks=tracks,

@@ -85,29 +85,31 @@ def train_on(
     trained_critic = _critic_of(jobs, critic)
     for work in works:
         work.anchor()
-    log, policy_waits = _UpdateLog(), critic is not None and critic.is_alone
+    steps, critic_steps, num_empty = list[StepReport](), list[StepReport](), 0
+    policy_waits = critic is not None and critic.is_alone
     if trained_critic is not None:
         (work,) = works
         work.batches = estimated(work.batches, *trained_critic, updater=updater, tally=work.tally)
     for number in range(updates.pop()):
-        shares = [work.share(number, measures=not log.policy) for work in works]
+        shares = [work.share(number, measures=not steps) for work in works]
         if not policy_waits:
             if not _accumulate(shares, into=updater, updater=updater):
-                log.num_empty += 1
+                num_empty += 1
                 continue
             for work in works:
                 work.check()
-            log.policy.append(updater.step())
+            steps.append(updater.step())
         if trained_critic is not None:
             algorithm, net = trained_critic
             judged = _critic_share(shares[0], algorithm, net, progress=progress)
             for again in range(net.steps_per_update):
-                # The log has the loss before the first of these steps.
+                # The report has the loss before the first of these steps.
                 share = replace(judged, tally=Tally()) if again else judged
-                log.critic += [net.step()] if _accumulate([share], into=net, updater=updater) else []
+                critic_steps += [net.step()] if _accumulate([share], into=net, updater=updater) else []
         for work, share in zip(works, shares, strict=True):
             work.merge(share.tally)
-    return log.report(works, has_critic=critic is not None, facts=facts or {})
+    facts = {**(facts or {}), **({"updates_empty": float(num_empty)} if num_empty else {})}
+    return _report(works, steps, None if critic is None else critic_steps, facts=facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,7 @@ class _Share:
     tally: Tally = field(default_factory=Tally)
     """Metrics of this update."""
     loss: str = "loss"
-    """Name of the loss in the log."""
+    """Name of the loss among the metrics."""
 
 
 @dataclass(kw_only=True)
@@ -205,30 +207,25 @@ def _critic_share(share: _Share, algorithm: Algorithm, critic: CriticUpdater, *,
     return replace(share, weights=algorithm.critic_weights, losses=losses, scale=1.0, loss="critic_loss")
 
 
-@dataclass
-class _UpdateLog:
-    """The optimizer steps so far."""
-
-    policy: list[StepReport] = field(default_factory=lambda: list[StepReport]())
-    critic: list[StepReport] = field(default_factory=lambda: list[StepReport]())
-    num_empty: int = 0
-
-    def report(self, works: Sequence[_Work], *, has_critic: bool, facts: Mapping[str, float]) -> TrainReport:
-        """The report over all ranks. Collective."""
-        shared = _step_metrics(self.policy)
-        if self.num_empty:
-            shared["updates_empty"] = float(self.num_empty)
-        if has_critic:
-            stepped = sum(not report.skipped for report in self.critic)
-            shared |= {f"critic_{name}": value for name, value in _step_metrics(self.critic).items()}
-            shared["critic_updates"] = float(stepped)
-            shared["critic_updates_skipped"] = float(len(self.critic) - stepped)
-        num_skipped = sum(report.skipped for report in self.policy)
-        return TrainReport(
-            metrics={work.job.name: {**work.metrics(), **shared, **facts} for work in works},
-            num_updates=len(self.policy) - num_skipped,
-            num_skipped=num_skipped,
-        )
+def _report(
+    works: Sequence[_Work],
+    policy: Sequence[StepReport],
+    critic: Sequence[StepReport] | None,
+    *,
+    facts: Mapping[str, float],
+) -> TrainReport:
+    """The report of these optimizer steps over all ranks; critic: None if there is none. Collective."""
+    shared = {**_step_metrics(policy), **facts}
+    if critic is not None:
+        num_skipped = sum(report.skipped for report in critic)
+        shared |= {f"critic_{name}": value for name, value in _step_metrics(critic).items()}
+        shared |= {"critic_updates": float(len(critic) - num_skipped), "critic_updates_skipped": float(num_skipped)}
+    num_skipped = sum(report.skipped for report in policy)
+    return TrainReport(
+        metrics={work.job.name: {**work.metrics(), **shared} for work in works},
+        num_updates=len(policy) - num_skipped,
+        num_skipped=num_skipped,
+    )
 
 
 def _anchored(micro: Track, algorithm: Algorithm, forward: Forward, updater: Updater) -> Track:
