@@ -11,8 +11,13 @@ import pytest
 from unirl.core.errors import PlanRejected
 from unirl.numerics.batch_invariant import VARIABLES, batch_invariant
 
-# Before anything loads torch, for MKL reads it once. `MKL_CBWR=OFF pytest ...` runs all that needs no such mode.
+# Before anything loads torch or the hub's client, which read them once; processes that tests start inherit them.
+# `MKL_CBWR=OFF pytest ...` runs all that needs no such mode.
 os.environ.setdefault("MKL_CBWR", VARIABLES["MKL_CBWR"])
+# Nothing is downloaded: a look-up on the hub would wait, and warn.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Each worker of pytest has a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A process reads its token for Ray once, whichever cluster comes first: one of a run, or the one that tests share.
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
