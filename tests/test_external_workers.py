@@ -233,6 +233,7 @@ def counted_run(recipe: Path, folder: Path, *words: str, reads: bool = False) ->
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_workers_of_external_engines_hold_no_trained_weights_and_sample_with_those_they_are_sent(
     recipe: Path, tmp_path: Path, ray_here: None

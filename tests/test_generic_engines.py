@@ -109,6 +109,7 @@ def check(engine: ExternalLatentEngine, generic: DiffusionModel, request: Reques
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "engine_name"), [("z-image", "vllm-omni"), ("flux2-klein", "sglang")])
 def test_an_engine_with_a_dedicated_models_bridge_samples_as_the_generic_model_does(
     name: str, engine_name: str, tmp_path: Path

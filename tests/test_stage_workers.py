@@ -69,6 +69,7 @@ def test_workers_that_cannot_be_are_refused(recipe: Path, words: list[str], says
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_worker_holds_the_model_of_its_stage_alone(recipe: Path, ray_here: None) -> None:
     plan = composed(recipe, *RAY, OWN)
     launcher = RayLauncher(plan.launcher.config)  # type: ignore[arg-type,union-attr]
@@ -95,6 +96,7 @@ def test_a_worker_holds_the_model_of_its_stage_alone(recipe: Path, ray_here: Non
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_of_a_stage_give_the_numbers_of_one_process_and_are_replaced(
     recipe: Path, tmp_path: Path, ray_here: None
 ) -> None:

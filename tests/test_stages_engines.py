@@ -22,7 +22,7 @@ from unirl.loop.build import build_parts
 from unirl.loop.checkpoints import Checkpoints
 from writer_and_painter import RECIPE, composed, numbers, saved_weights
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SETTINGS = (
     "run.max_steps=2",

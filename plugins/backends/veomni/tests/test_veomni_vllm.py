@@ -20,7 +20,7 @@ from unirl.models.causal_lm.config import AutoCausalLmConfig
 from unirl.models.causal_lm.model import build as build_text
 from unirl.models.causal_lm.tiny import write as write_dense
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SCRIPT = Path(__file__).with_name("veomni_exports.py")
 WRITE = {"dense": lambda folder: write_dense(folder, seed=0), "moe": write_moe}

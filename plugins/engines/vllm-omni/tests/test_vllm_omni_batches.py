@@ -16,7 +16,7 @@ from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.model import build as build_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 IN_A_PROCESS = {"distributed_executor_backend": "mp"}
 """The worker is a separate process, as in vLLM-Omni for several GPUs and always for Wan 2.2."""

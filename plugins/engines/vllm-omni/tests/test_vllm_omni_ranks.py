@@ -17,7 +17,7 @@ from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.model import build as build_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

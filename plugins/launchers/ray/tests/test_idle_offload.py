@@ -155,6 +155,7 @@ def test_of_two_models_that_train_one_is_on_the_device_and_no_number_changes(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("placement", ["trainside", "separate"])
 def test_ranks_and_rollout_workers_take_turns_and_no_number_changes(
     placement: str, tmp_path: Path, ray_here: None

@@ -15,7 +15,7 @@ from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
 from unirl.quickstart import checkpoint_path
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 PLUGIN = """
 import dataclasses, json

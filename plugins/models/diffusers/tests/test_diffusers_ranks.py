@@ -15,7 +15,7 @@ from test_diffusers_families import WARNINGS
 from tiny_pipelines.families import FAMILIES
 from torch import Tensor
 
-pytestmark = [*WARNINGS, pytest.mark.slow]
+pytestmark = [*WARNINGS, pytest.mark.slow, pytest.mark.nightly]
 NUM_LAUNCHES = 3
 CHUNKS = [list(FAMILIES)[start::NUM_LAUNCHES] for start in range(NUM_LAUNCHES)]
 FULL = [*FP32, "backend.trains=full", "backend.activation_checkpointing=true"]

@@ -15,7 +15,7 @@ from test_diffusers_families import WARNINGS
 from tiny_pipelines.families import write
 from torch import nn
 
-pytestmark = [*WARNINGS, pytest.mark.slow]
+pytestmark = [*WARNINGS, pytest.mark.slow, pytest.mark.nightly]
 SCRIPT = Path(__file__).with_name("diffusers_scale_ranks.py")
 RANKS = 2
 LARGER = {

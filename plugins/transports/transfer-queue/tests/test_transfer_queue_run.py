@@ -15,6 +15,7 @@ from unirl.loop.run import train
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning"),
 ]
