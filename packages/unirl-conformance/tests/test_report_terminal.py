@@ -36,6 +36,16 @@ def test_every_failure_is_shown_in_full_with_the_command_that_tries_it_again(
         assert line in text
 
 
+def test_claims_that_fail_with_one_error_are_named_below_the_first_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    sd3, wan = subject_info("model", model="sd3"), subject_info("model", model="wan22")
+    claims = [claim_info("schedule-falls", "model"), claim_info("velocity-has-a-gradient", "model")]
+    failed = [outcome(claim.name, part, "fail", "sigmas must fall") for part in (sd3, wan) for claim in claims]
+    text = shown(report_of(claims, [sd3, wan], failed), capsys)
+    assert text.count("FAIL") == 1 and "FAIL  schedule-falls  on model sd3" in text
+    assert "the same error in 3 more claims: model wan22 (2 claims), model sd3 (1 claim)" in text
+    assert "4 fail" in text
+
+
 def test_numbers_about_parts_come_before_packaging(capsys: pytest.CaptureFixture[str]) -> None:
     sd3 = subject_info("model", model="sd3")
     plugin = subject_info("plugin", dist="unirl-model-sd3")

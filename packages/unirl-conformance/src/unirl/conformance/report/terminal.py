@@ -1,4 +1,4 @@
-"""The report on a terminal: grids and numbers first, then every failure in full, gaps, and claims that were not run."""
+"""The report on a terminal: grids and numbers first, then every failure, gaps, and claims that were not run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_REASONS = 6
 MAX_NUMBERS = 8
 """Claims whose number is shown."""
 MAX_SUBJECTS = 12
-"""Subjects of a kind that have a line each, and those that are named for one reason of not having run."""
+"""Subjects of a kind that have a line each, and those that are named for one reason."""
 
 
 def print_report(report: Report, *, left_out: str = "") -> None:
@@ -54,8 +54,8 @@ def _blocks(view: View, *, width: int) -> Iterator[RenderableType]:
         yield _number_table(view)
     if view.rows:
         yield _subject_table(view)
-    for outcome in view.with_state("fail"):
-        yield _failure(view, outcome)
+    for outcomes in view.by_reason("fail").values():
+        yield _failure(view, *outcomes)
     if view.total["gap"]:
         yield _list("Declared gaps", "gap", (_gap(one) for one in view.with_state("gap")))
     if view.total["not run"]:
@@ -121,7 +121,8 @@ def _number_table(view: View) -> Group:
     return Group(Text(title, style="bold"), table)
 
 
-def _failure(view: View, outcome: Outcome) -> Text:
+def _failure(view: View, outcome: Outcome, *others: Outcome) -> Text:
+    """A failure in full, and the subjects of others with the same error."""
     claim = view.claim(outcome)
     text = Text()
     text.append(f"{SYMBOLS['fail']} FAIL  {outcome.claim}", style=STYLES["fail"])
@@ -134,6 +135,9 @@ def _failure(view: View, outcome: Outcome) -> Text:
     if claim.if_it_fails:
         text.append("  where to look  ", style="dim").append(f"{claim.if_it_fails}\n")
     text.append("  try it again   ", style="dim").append(view.again(outcome))
+    if others:
+        text.append("\n  the same error ", style="dim").append(f"in {count_of(len(others), 'more claim')}: ")
+        text.append(_subjects(others))
     if outcome.detail:
         text.append("\n\n").append("\n".join(f"    {line}".rstrip() for line in outcome.detail.rstrip().splitlines()))
     return text
@@ -146,12 +150,17 @@ def _gap(one: Outcome) -> tuple[str, str]:
 def _not_run(view: View) -> Iterator[tuple[str, str]]:
     """Reasons, and what was not run for each."""
     for reason, outcomes in view.not_run.items():
-        counts = subject_counts(outcomes)
-        named = [f"{kind} {name} ({count_of(count, 'claim')})" for (kind, name), count in counts.items()]
-        rest = f", and {len(named) - MAX_SUBJECTS} more" if len(named) > MAX_SUBJECTS else ""
-        yield reason, f"{', '.join(named[:MAX_SUBJECTS])}{rest}"
+        yield reason, _subjects(outcomes)
     for reason, count in view.untried("not run").items():
         yield reason, count_of(count, "claim")
+
+
+def _subjects(outcomes: Iterable[Outcome]) -> str:
+    """The subjects of these outcomes, each with how many are its own."""
+    counts = subject_counts(outcomes)
+    named = [f"{kind} {name} ({count_of(count, 'claim')})" for (kind, name), count in counts.items()]
+    rest = f", and {len(named) - MAX_SUBJECTS} more" if len(named) > MAX_SUBJECTS else ""
+    return f"{', '.join(named[:MAX_SUBJECTS])}{rest}"
 
 
 def _list(title: str, state: State, texts: Iterable[tuple[str, str]]) -> Group:

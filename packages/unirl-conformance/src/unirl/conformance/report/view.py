@@ -213,10 +213,14 @@ class View:
     @cached_property
     def not_run(self) -> dict[str, list[Outcome]]:
         """Reason -> outcomes that were not run for it, most frequent first."""
+        return dict(sorted(self.by_reason("not run").items(), key=lambda pair: (-len(pair[1]), pair[0])))
+
+    def by_reason(self, state: State) -> dict[str, list[Outcome]]:
+        """Reason -> outcomes that are in a state for it, in the order of the report."""
         result: dict[str, list[Outcome]] = {}
-        for one in self.with_state("not run"):
+        for one in self.with_state(state):
             result.setdefault(one.reason, []).append(one)
-        return dict(sorted(result.items(), key=lambda pair: (-len(pair[1]), pair[0])))
+        return result
 
     def untried(self, state: State) -> dict[str, int]:
         """Reason -> claims without an outcome that are in a state for it, most frequent first."""
