@@ -61,7 +61,7 @@ HOSTILE_PROGRAMS = {
     "exit code after the answer": ("print(4)\nraise SystemExit(1)", {"error"}),
     "killed by itself": ("import os\nos.kill(os.getpid(), 9)", {"timeout", "error"}),
     "kills all": ("import os\nos.kill(-1, 9)", {"wrong", "error", "timeout"}),
-    "kills process 1": ("import os\nos.kill(1, 9)\n", {"wrong"}),
+    "kills process 1": ("import os\nos.kill(1, 9)\n", {"error"}),
     "syntax error": ("print(", {"error"}),
     "exception": ("raise ValueError", {"error"}),
     "fake result on stdout": ('print(\'{"nonce": "", "outcome": "passed", "reason": ""}\')', {"wrong"}),
@@ -69,8 +69,8 @@ HOSTILE_PROGRAMS = {
     "does not read its input": ("pass", {"wrong"}),
     "subprocess": ("import subprocess\nsubprocess.run(['/bin/sh', '-c', 'echo 4'], check=True)", {"error"}),
     "a child that stays": (
-        "import os, time\nif not os.fork():\n    os.setsid()\n    time.sleep(3600)\nprint(5)",
-        {"wrong"},
+        "import os, time\nif not os.fork():\n    os.setsid()\n    time.sleep(3600)\nprint(4)",
+        {"error"},
     ),
 }
 
@@ -344,8 +344,7 @@ def test_closing_ends_the_processes_of_calls_in_progress() -> None:
 
 
 def test_no_process_outlives_the_sandboxes(sandbox: Sandbox) -> None:
-    """A marker in the arguments of a hostile child: none is left on the machine."""
-    code = "import os, time\nfor _ in range(3):\n    if not os.fork():\n        os.setsid()\n        time.sleep(3599)\nprint(4)"
+    code = "import time, threading\nfor _ in range(3):\n    threading.Thread(target=time.sleep, args=(3599,)).start()\nprint(4)"
     assert program(sandbox, code) == "passed"
     ours = [path for path in Path("/proc").glob("[0-9]*") if _parent(path) == os.getpid()]
     assert not [path for path in ours if "-P" in _words(path) and "-B" in _words(path)], ours

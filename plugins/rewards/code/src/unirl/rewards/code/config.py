@@ -32,19 +32,19 @@ class UnitTestsConfig(RewardConfig):
     workers: int = limit(4, least=1, most=1024)
     """Samples tested at the same time."""
     cpu_s: int = limit(5, least=1)
-    """CPU seconds per test and process; what takes longer is killed by the kernel."""
+    """CPU seconds per test, of all its threads together; what takes longer is killed by the kernel."""
     wall_s: float = limit(20.0, above=0)
     """Seconds per test, then its processes are killed."""
     sample_wall_s: float = limit(300.0, above=0)
     """Seconds per sample; tests that have not ended by then count as timed out."""
     memory_mb: int = limit(1024, least=64)
-    """Address space of each process, in units of 1024 x 1024 bytes."""
+    """Address space of the code, and of the process that judges it, in units of 1024 x 1024 bytes."""
     disk_mb: int = limit(64, least=1)
     """Largest file, and with namespaces the whole of the sample's files, which are in memory."""
     output_kb: int = limit(1024, least=1)
-    """Most output per test, in units of 1024 bytes."""
+    """Most output per test, and largest result of a call, in units of 1024 bytes."""
     processes: int = limit(16, least=1)
-    """Most processes and threads of a sample at once. Not enforced for root, except with namespaces."""
+    """Most threads of a test at once; the code starts no processes. Not enforced for root, except with namespaces."""
     files: int = limit(64, least=16, most=4096)
     """Most open files of a process."""
     tolerance: float = limit(0.0, least=0, below=1)

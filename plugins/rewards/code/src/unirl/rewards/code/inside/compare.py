@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -26,6 +27,9 @@ def same_output(result: str, expected: str, *, tolerance: float) -> bool:
     )
 
 
+_KEYS = (str, int, float, bool)
+
+
 def same_value(result: Any, expected: Any, *, tolerance: float) -> bool:
     """Equal as JSON values: tuples are lists, true is not 1, and numbers differ by the tolerance at most."""
     if isinstance(result, list | tuple) and isinstance(expected, list | tuple):
@@ -34,6 +38,8 @@ def same_value(result: Any, expected: Any, *, tolerance: float) -> bool:
         )
     if isinstance(result, dict) and isinstance(expected, dict):
         # Keys of JSON are text.
+        if len(result) != len(expected) or not all(key is None or type(key) in _KEYS for key in result):
+            return False
         named, others = ({str(key): value for key, value in item.items()} for item in (result, expected))
         return named.keys() == others.keys() and all(
             same_value(named[key], others[key], tolerance=tolerance) for key in named
@@ -41,7 +47,9 @@ def same_value(result: Any, expected: Any, *, tolerance: float) -> bool:
     if isinstance(result, bool) or isinstance(expected, bool):
         return result is expected
     if isinstance(result, int | float) and isinstance(expected, int | float):
-        return result == expected or abs(result - expected) <= tolerance * max(1, abs(expected))
+        if result == expected or not (math.isfinite(result) and math.isfinite(expected)):
+            return result == expected
+        return abs(result - expected) <= tolerance * max(1, abs(expected))
     return type(result) is type(expected) and bool(result == expected)
 
 

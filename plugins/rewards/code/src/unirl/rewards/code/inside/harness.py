@@ -1,13 +1,18 @@
-"""Runs the tests of one sample: three kinds of process, of which only the last executes the code.
+"""Runs the tests of one sample: four kinds of process, of which only the last executes the code.
 
-The grader has the tests and the pipe to the outside. Before it reads the tests it forks the starter, which forks one
-runner per test. A runner therefore has neither the tests, nor the expected outputs, nor the pipe of the results in its
-memory or among its files, and it may not read the grader's memory.
+The supervisor has the tests and the pipe to the outside. Before it reads the tests it forks the starter, which forks
+one runner per test. A runner therefore has neither the tests, nor the expected outputs, nor the pipe of the results in
+its memory or among its files, and it may not read the memory of the others.
+
+For each test, the supervisor also forks a judge. It reads what the runner sends, which may be anything, executes the
+test and compares. Judge and runner are killed when the time of the test is over, whatever either of them is doing.
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
+import collections
 import contextlib
 import importlib
 import io
@@ -18,19 +23,22 @@ import socket
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import jail
+from . import jail, seccomp
 from .compare import same_output, same_value
-from .remote import BrokenTalk, Expired, Module, Peer, read_exactly, recv_frame, send_frame
+from .remote import BrokenTalk, Expired, Peer, read_exactly, recv_frame, send_frame
 
 __all__ = ["main"]
 
 RESULTS = 3
-Outcome = str
-"""`passed`, `wrong`, `error` or `timeout`."""
+KILL_S = 5.0
+"""Wall time in which a process that was killed has ended."""
+OURS = 3
+"""Supervisor, starter and judge, which the kernel counts with the threads of the runner."""
+VERDICTS = {b"p": "passed", b"w": "wrong", b"e": "error", b"b": "error"}
+"""By the byte that a judge writes. Broken, `b`, is an error after which the runner may have ended."""
 
 
 def main(options: dict[str, Any]) -> None:
@@ -51,6 +59,7 @@ def main(options: dict[str, Any]) -> None:
     jail.limit(core=0, fsize=options["disk_bytes"], nofile=options["files"])
     jail.drop_privileges()
     jail.hide_memory()
+    seccomp.forbid_hidden_memory()
     ours, theirs = socket.socketpair()
     if not os.fork():
         ours.close()
@@ -62,15 +71,15 @@ def main(options: dict[str, Any]) -> None:
     send_frame(RESULTS, {"ready": True, "route": jail.has_route()})
     job = recv_frame(0)
     for test in job["tests"]:
-        outcome, reason = _graded(test, job, options, ours)
-        send_frame(RESULTS, {"nonce": job["nonce"], "outcome": outcome, "reason": reason[:500]})
+        outcome = _outcome(test, job, options, ours)
+        send_frame(RESULTS, {"nonce": job["nonce"], "outcome": outcome})
         if outcome != "passed" and options["stops"]:
             break
     os._exit(0)
 
 
 def _start_runners(link: socket.socket, options: dict[str, Any], folder: str) -> NoReturn:
-    """The starter: forks a runner for each request, and keeps an ended one until the grader has killed its group."""
+    """The starter: forks a runner for each request, and keeps an ended one until the supervisor is done with it."""
     sys.path += options["packages"]
     os.environ.clear()
     os.environ.update(HOME=folder, TMPDIR=folder, LANG="C.UTF-8", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
@@ -93,7 +102,6 @@ def _start_runners(link: socket.socket, options: dict[str, Any], folder: str) ->
 
 def _run(mark: bytes, fds: list[int], options: dict[str, Any]) -> NoReturn:
     """The runner: the code as a program (mark `p`) or as a module whose objects are called. Reads the code itself."""
-    os.setsid()
     os.dup2(0, 2)
     talk, stdin, stdout = fds
     source = recv_frame(talk)
@@ -102,8 +110,8 @@ def _run(mark: bytes, fds: list[int], options: dict[str, Any]) -> NoReturn:
         os.dup2(stdout, 1)
     os.closerange(3, talk)
     os.closerange(talk + 1, options["files"])
-    cpu_s, memory, processes = options["cpu_s"], options["memory_bytes"], options["processes"]
-    jail.limit(cpu=cpu_s, **{"as": memory}, nproc=processes, fsize=options["disk_bytes"])
+    jail.limit(cpu=options["cpu_s"], nproc=options["processes"] + OURS, **{"as": options["memory_bytes"]})
+    seccomp.forbid_processes()
     status = 1
     try:
         module = type(sys)("__main__" if mark == b"p" else "solution")
@@ -146,71 +154,102 @@ def _handlers(source: str, names: dict[str, Any]) -> dict[str, Any]:
     return {"load": load, "entry": call}
 
 
-def _graded(
-    test: dict[str, Any], job: dict[str, Any], options: dict[str, Any], starter: socket.socket
-) -> tuple[Outcome, str]:
+def _outcome(test: dict[str, Any], job: dict[str, Any], options: dict[str, Any], starter: socket.socket) -> str:
+    """Of one test: `passed`, `wrong`, `error` or `timeout`, `KILL_S` after the end of its time at the latest.
+
+    Raises Expired or EOFError when the starter does not reply, which only happens where the code could reach it.
+    """
     until = time.monotonic() + options["wall_s"]
     is_program = "output" in test
     ours, theirs = socket.socketpair()
     stdin, stdin_end = os.pipe()
     stdout_end, stdout = os.pipe()
+    verdict, verdict_end = os.pipe()
     socket.send_fds(starter, [b"p" if is_program else b"m"], [theirs.fileno(), stdin, stdout])
     theirs.close()
     os.close(stdin)
     os.close(stdout)
-    pid = recv_frame(starter.fileno())
-    outcome, reason, status = "timeout", "wall-clock time", None
+    runner = recv_frame(starter.fileno(), until=until)
+    if not (judge := os.fork()):
+        starter.close()
+        for fd in (0, RESULTS, verdict):
+            os.close(fd)
+        _judge(test, job, options, ours, stdin_end, stdout_end, verdict_end)
+    ours.close()
+    for fd in (stdin_end, stdout_end, verdict_end):
+        os.close(fd)
+    outcome, status = "timeout", None
     try:
-        send_frame(ours.fileno(), job["code"], until=until)
-        if is_program:
-            output, status = _conversation(test["input"], stdin_end, stdout_end, starter, options, until)
-            is_right = same_output(output, test["output"], tolerance=options["tolerance"])
-            outcome, reason = ("passed" if is_right else "wrong") if status == 0 else "error", f"exit status {status}"
-        else:
-            _checked(test, job, Peer(ours, is_open=False, until=until, most=options["output_bytes"]), options)
-            outcome, reason = "passed", ""
+        letter = read_exactly(verdict, 1, until=until)
+        outcome = VERDICTS[letter]
+        if letter == b"b" or (is_program and letter != b"e"):
+            # A program also ends, with status 0. A runner that broke off ends at once, or is still running.
+            last = until if letter != b"b" else min(until, time.monotonic() + 1)
+            status = recv_frame(starter.fileno(), until=last)
+    except EOFError:
+        # The judge: memory, as a rule.
+        outcome = "error"
     except Expired:
-        pass
-    except BrokenTalk as error:
-        # It has ended, or it sends invalid messages and is still running.
-        ended, _, _ = select.select([starter], [], [], 1.0)
-        status = recv_frame(starter.fileno()) if ended else None
-        outcome, reason = "error", f"{error} (exit status {status})"
-    except AssertionError as error:
-        outcome, reason = "wrong", str(error)
-    except BaseException as error:  # noqa: BLE001 - it is the outcome of the test
-        outcome, reason = "error", traceback.format_exception_only(error)[-1].strip()
+        outcome = "error" if outcome == "error" else "timeout"
+    os.close(verdict)
+    for pid in (judge, runner):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os.waitpid(judge, 0)
+    if status is None:
+        recv_frame(starter.fileno(), until=time.monotonic() + KILL_S)
+    starter.send(b".")
+    # None but the kernel kills a runner that has ended by itself.
+    if status in (-signal.SIGXCPU, -signal.SIGKILL):
+        return "timeout"
+    return "error" if is_program and status else outcome
+
+
+def _judge(
+    test: dict[str, Any],
+    job: dict[str, Any],
+    options: dict[str, Any],
+    link: socket.socket,
+    stdin: int,
+    stdout: int,
+    verdict: int,
+) -> NoReturn:
+    """Compares what the runner does with the test, and writes a verdict."""
+    letter = b"e"
+    try:
+        jail.limit(**{"as": options["memory_bytes"]})
+        seccomp.forbid_processes()
+        if "output" in test:
+            with contextlib.suppress(BrokenPipeError):
+                send_frame(link.fileno(), job["code"])
+            output = _conversation(test["input"], stdin, stdout, options)
+            letter = b"p" if same_output(output, test["output"], tolerance=options["tolerance"]) else b"w"
+        else:
+            peer = Peer(link, is_open=False, most=options["output_bytes"])
+            send_frame(link.fileno(), job["code"])
+            _checked(test, job, peer, options)
+            if peer.failure is not None:
+                raise peer.failure
+            letter = b"p"
+    except AssertionError:
+        letter = b"w"
+    except BrokenTalk:
+        letter = b"b"
+    except BaseException:  # noqa: BLE001 - it is the outcome of the test
+        letter = b"e"
     finally:
-        for end in (stdin_end, stdout_end):
-            os.close(end)
-        ours.close()
-        for kill in (os.kill, os.killpg):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(pid, signal.SIGKILL)
-        # None but the kernel kills a runner that has ended by itself.
-        if status in (-signal.SIGXCPU, -signal.SIGKILL):
-            outcome, reason = "timeout", "CPU time"
-        if status is None:
-            recv_frame(starter.fileno())
-        starter.send(b".")
-    return outcome, reason
+        os.write(verdict, letter)
+        os._exit(0)
 
 
-def _conversation(
-    text: str, stdin: int, stdout: int, starter: socket.socket, options: dict[str, Any], until: float
-) -> tuple[str, int]:
-    """Feed a program, collect its output until it ends; its exit status, negative for a signal."""
+def _conversation(text: str, stdin: int, stdout: int, options: dict[str, Any]) -> str:
+    """Feed a program, and collect its output until it closes it."""
     os.set_blocking(stdin, False)
-    os.set_blocking(stdout, False)
     rest, output, poll = memoryview(text.encode("utf-8", "surrogatepass")), bytearray(), select.poll()
     poll.register(stdin, select.POLLOUT)
     poll.register(stdout, select.POLLIN)
-    poll.register(starter.fileno(), select.POLLIN)
-    status = None
-    while status is None:
-        ready = dict(poll.poll(max(0.0, until - time.monotonic()) * 1000))
-        if not ready:
-            raise Expired
+    while True:
+        ready = dict(poll.poll())
         if stdin in ready:
             with contextlib.suppress(BrokenPipeError):
                 rest = rest[os.write(stdin, rest) :] if rest and not ready[stdin] & select.POLLERR else rest[:0]
@@ -218,21 +257,13 @@ def _conversation(
                 poll.unregister(stdin)
                 # End of input: `stdin` stays a file of this process, so that nothing else gets its number.
                 os.dup2(2, stdin)
-        if starter.fileno() in ready:
-            status = recv_frame(starter.fileno())
-        while stdout in ready or status is not None:
-            try:
-                piece = os.read(stdout, 1 << 16)
-            except BlockingIOError:
-                break
+        if stdout in ready:
+            piece = os.read(stdout, 1 << 16)
             if not piece:
-                if status is None:
-                    poll.unregister(stdout)
-                break
+                return output.decode("utf-8", "replace")
             output += piece
             if len(output) > options["output_bytes"]:
                 raise ValueError(f"more than {options['output_bytes']} bytes of output")
-    return output.decode("utf-8", "replace"), status
 
 
 def _checked(test: dict[str, Any], job: dict[str, Any], peer: Peer, options: dict[str, Any]) -> None:
@@ -240,18 +271,29 @@ def _checked(test: dict[str, Any], job: dict[str, Any], peer: Peer, options: dic
     if "arguments" in test:
         result = peer.request("entry", job["entry"], test["arguments"])
         # Published sets wrap some results in a list of one.
-        expected = test["results"]
-        if not any(same_value(result, one, tolerance=options["tolerance"]) for one in expected):
-            raise AssertionError(f"got {str(result)[:200]}, expected {str(expected[0])[:200]}")
+        assert any(same_value(result, one, tolerance=options["tolerance"]) for one in test["results"])
         return
-    names: dict[str, Any] = {"__name__": "tests"}
-    for name, value in peer.request("load").items():
-        # A built-in function that the code redefines stays Python's own where the tests use it.
-        if isinstance(value, Module):
-            if value.partition(".")[0] in sys.stdlib_module_names:
-                names[name] = importlib.import_module(value)
-        elif name == job["entry"] or not hasattr(builtins, name):
-            names[name] = value
-    exec(compile(f"{job['setup']}\n{test['program']}", "tests.py", "exec"), names)
+    tree = ast.parse(f"{job['setup']}\n{test['program']}", "tests.py")
+    names: dict[str, Any] = _of_code(peer, job["entry"]) | _modules(tree, job["entry"]) | {"__name__": "tests"}
+    exec(compile(tree, "tests.py", "exec"), names)
     if test["has_check"]:
         names["check"](names[job["entry"]])
+
+
+def _of_code(peer: Peer, entry: str) -> dict[str, Any]:
+    """The code's names, without those that Python itself looks up, such as `__builtins__`, and built-in functions."""
+    return {
+        name: value
+        for name, value in dict(peer.request("load")).items()
+        if type(name) is str and not name.startswith("__") and (name == entry or not hasattr(builtins, name))
+    }
+
+
+def _modules(tree: ast.Module, entry: str) -> dict[str, Any]:
+    """Modules of the standard library that a test uses, and may leave for the code to import: `math` of `math.inf`."""
+    uses = collections.Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    bases = collections.Counter(
+        node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    )
+    own = {name for name, count in bases.items() if count == uses[name] and name in sys.stdlib_module_names}
+    return {name: importlib.import_module(name) for name in sorted(own - {entry})}

@@ -11,7 +11,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-__all__ = ["drop_privileges", "enter", "has_route", "hide_memory", "limit"]
+__all__ = ["call", "drop_privileges", "enter", "has_route", "hide_memory", "limit"]
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID, MS_NODEV, MNT_DETACH = 4096, 16384, 1 << 18, 2, 4, 2
@@ -28,12 +28,12 @@ def enter(folder: str, *, packages: list[str], disk_bytes: int) -> None:
     """Move into new namespaces: no network, no processes but its own, no files but Python's, read-only, and `folder`.
 
     Returns in a child, which is process 1 of its namespace: when it ends, the kernel kills everything in it. The caller
-    waits for the child and exits with it. folder: an empty one; a file system in memory of `disk_bytes` replaces it and
-    becomes the root, whose /sandbox is the current folder.
+    waits for the child and exits with it. folder: an empty one; a read-only file system in memory replaces it and
+    becomes the root, whose /sandbox, of `disk_bytes`, is the current folder.
     Raises OSError, with the call that the kernel refused.
     """
     uid, gid = os.geteuid(), os.getegid()
-    _call("unshare", NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET | (NEWUSER if uid else 0))
+    call("unshare", NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET | (NEWUSER if uid else 0))
     if uid:
         Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
@@ -47,14 +47,13 @@ def enter(folder: str, *, packages: list[str], disk_bytes: int) -> None:
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
         # The kernel counts processes by user and by user namespace: with its own namespace, this sandbox counts alone.
-        _call("unshare", NEWUSER)
-    _call("prctl", PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+        call("unshare", NEWUSER)
+    call("prctl", PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
 
 
 def _root(folder: str, *, packages: list[str], disk_bytes: int) -> None:
-    _call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
-    options = f"size={disk_bytes},nr_inodes=10000,mode=755".encode()
-    _call("mount", b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options)
+    call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
+    _memory_files(Path(folder), size_bytes=1 << 20, mode="755")
     paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *LIBRARIES, *packages]
     # Parents first: Debian's Python is inside /usr/lib, which also has the shared libraries that packages need.
     for path in sorted(map(Path, paths)):
@@ -66,41 +65,50 @@ def _root(folder: str, *, packages: list[str], disk_bytes: int) -> None:
             inside.symlink_to(path.readlink())
         elif path.is_dir():
             inside.mkdir(parents=True)
-            _call("mount", bytes(path), bytes(inside), None, MS_BIND | MS_REC, None)
-            attributes = (ctypes.c_uint64 * 4)(READ_ONLY_NOSUID_NODEV, 0, 0, 0)
-            _call("syscall", MOUNT_SETATTR, AT_FDCWD, bytes(inside), AT_RECURSIVE, attributes, ctypes.c_size_t(32))
+            call("mount", bytes(path), bytes(inside), None, MS_BIND | MS_REC, None)
+            _set_read_only(inside, flags=AT_RECURSIVE)
     null = Path(folder, "dev/null")
     null.parent.mkdir()
     null.touch()
-    _call("mount", b"/dev/null", bytes(null), None, MS_BIND, None)
+    call("mount", b"/dev/null", bytes(null), None, MS_BIND, None)
     Path(folder, "sandbox").mkdir()
-    Path(folder, "sandbox").chmod(0o777)
+    _memory_files(Path(folder, "sandbox"), size_bytes=disk_bytes, mode="777")
     temporary = Path(folder, "tmp")
-    if temporary.exists():
-        # Packages that the code may import lie below it.
-        temporary.chmod(0o777)
-    else:
+    # Packages that the code may import may lie below it.
+    if not temporary.exists():
         temporary.symlink_to("sandbox")
+    # Before its first folder, Python looks for modules in an archive beside it: nobody may put one there.
+    _set_read_only(Path(folder), flags=0)
     os.chdir(folder)
-    _call("pivot_root", b".", b".")
-    _call("umount2", b".", MNT_DETACH)
+    call("pivot_root", b".", b".")
+    call("umount2", b".", MNT_DETACH)
     os.chdir("/sandbox")
+
+
+def _memory_files(folder: Path, *, size_bytes: int, mode: str) -> None:
+    options = f"size={size_bytes},nr_inodes=10000,mode={mode}".encode()
+    call("mount", b"tmpfs", bytes(folder), b"tmpfs", MS_NOSUID | MS_NODEV, options)
+
+
+def _set_read_only(folder: Path, *, flags: int) -> None:
+    attributes = (ctypes.c_uint64 * 4)(READ_ONLY_NOSUID_NODEV, 0, 0, 0)
+    call("syscall", MOUNT_SETATTR, AT_FDCWD, bytes(folder), flags, attributes, ctypes.c_size_t(32))
 
 
 def hide_memory() -> None:
     """Keep processes of the same user from reading or tracing this one."""
-    _call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
+    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def drop_privileges() -> None:
     """Give up every capability, for good: no program that is started gains one."""
-    _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     capability = 0
     # EINVAL after the last one of this kernel; EPERM where there is none to give up.
     while _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    _call("capset", header, none)
+    call("capset", header, none)
 
 
 def limit(**limits: int) -> None:
@@ -124,7 +132,8 @@ def has_route() -> bool:
     return False
 
 
-def _call(name: str, *arguments: Any) -> None:
+def call(name: str, *arguments: Any) -> None:
+    """Call a function of the C library. Raises OSError, with its name, when it returns -1."""
     if getattr(_libc, name)(*arguments) == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)} (on {sys.platform})")

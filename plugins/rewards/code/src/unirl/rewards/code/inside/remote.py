@@ -2,11 +2,14 @@
 
 Plain values (numbers, strings, containers of them) cross as copies of exact built-in types, so that no `__eq__` or
 other method of the code runs where the tests are. Any other object of the code stays where it is, called by number.
+The process that runs the code writes whatever it likes to the socket. Where the tests are, a message that is not
+exactly one of this format therefore ends the test, and it stays ended whatever the test catches.
 """
 
 from __future__ import annotations
 
 import builtins
+import itertools
 import json
 import operator
 import os
@@ -14,7 +17,6 @@ import select
 import socket
 import struct
 import time
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -22,11 +24,11 @@ __all__ = ["BrokenTalk", "Expired", "Peer", "Proxy", "read_exactly", "recv_frame
 
 
 class Expired(BaseException):
-    """The time of a test is over. Not an Exception: tests that catch those do not continue."""
+    """The time is over."""
 
 
 class BrokenTalk(BaseException):
-    """The other side has ended, or sent an invalid message."""
+    """The other side has ended, or sent an invalid message. Not an Exception, which a test may catch."""
 
 
 def read_exactly(fd: int, count: int, *, until: float | None = None) -> bytes:
@@ -74,16 +76,21 @@ _BASES: tuple[tuple[str, type[Any]], ...] = (
     ("bytes", bytes),
     ("bytearray", bytearray),
     ("complex", complex),
-    ("range", range),
 )
+
+_ENDS_LOOPS = (StopIteration, StopAsyncIteration)
+"""Raised by the code in a test's `all(map(...))`, they would end it after no item."""
 
 
 class Peer:
     """One end. `is_open` ends serve every operation on their objects; the other serves calls of functions alone."""
 
-    def __init__(self, link: socket.socket, *, is_open: bool, until: float | None = None, most: int = 1 << 26) -> None:
-        self.link, self.is_open, self.until, self.most = link, is_open, until, most
+    def __init__(self, link: socket.socket, *, is_open: bool, most: int = 1 << 26) -> None:
+        self.link, self.is_open, self.most = link, is_open, most
         self.objects: list[Any] = []
+        self.failure: BaseException | None = None
+        """Why the test cannot pass any more: the first broken message, or failed assert of a function of the tests that
+        the code called, and could have caught."""
 
     def request(self, op: str, *arguments: Any) -> Any:
         """Ask, and answer what the other side asks before it replies. Raises what was raised there, as a built-in."""
@@ -94,10 +101,10 @@ class Peer:
                 self.answer(message)
             elif "error" in message:
                 kind: Any = getattr(builtins, str(message["error"]), None)
-                is_error = isinstance(kind, type) and issubclass(kind, Exception)
-                raise (kind if is_error else RuntimeError)(message["text"])
+                is_error = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS_LOOPS)
+                raise (kind if is_error else RuntimeError)(str(message.get("text")))
             else:
-                return self.decoded(message["value"])
+                return self.decoded(message.get("value"))
 
     def serve(self, handlers: dict[str, Callable[..., Any]]) -> None:
         """Answer until the other side ends."""
@@ -105,12 +112,16 @@ class Peer:
             self.answer(self._receive(), handlers)
 
     def answer(self, message: Any, handlers: dict[str, Callable[..., Any]] | None = None) -> None:
+        arguments = self.decoded(message.get("arguments"))
+        op = str(message.get("op"))
+        if not isinstance(arguments, list):
+            raise self._broken("arguments that are not a list")
         try:
-            arguments = [self.decoded(value) for value in message["arguments"]]
-            op = str(message["op"])
             handler = handlers[op] if handlers and op in handlers else self._operation(op)
             reply = {"value": self.encoded(handler(*arguments))}
         except Exception as error:  # noqa: BLE001 - the other side raises it
+            if isinstance(error, AssertionError):
+                self.failure = self.failure or error
             names = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
             reply = {"error": names[0], "text": str(error)[:1000]}
         self._send(reply)
@@ -128,18 +139,22 @@ class Peer:
 
     def _send(self, message: Any) -> None:
         try:
-            send_frame(self.link.fileno(), message, until=self.until)
+            send_frame(self.link.fileno(), message)
         except OSError as error:
-            raise BrokenTalk("the other side has ended") from error
+            raise self._broken("the other side has ended") from error
 
     def _receive(self) -> Any:
         try:
-            message = recv_frame(self.link.fileno(), until=self.until, most=self.most)
-        except (OSError, EOFError, ValueError, RecursionError) as error:
-            raise BrokenTalk(f"no message: {error}") from error
+            message = recv_frame(self.link.fileno(), most=self.most)
+        except (OSError, EOFError, ValueError, RecursionError, BrokenTalk) as error:
+            raise self._broken(f"no message: {error}") from error
         if not isinstance(message, dict):
-            raise BrokenTalk("not an object")
+            raise self._broken("not an object")
         return message
+
+    def _broken(self, text: str) -> BrokenTalk:
+        self.failure = BrokenTalk(text)
+        return self.failure
 
     def encoded(self, value: Any) -> Any:
         if value is None or type(value) in (bool, int, float, str):
@@ -162,37 +177,49 @@ class Peer:
                     return {name: bytes(value).hex()}
                 if name == "complex":
                     return {name: [value.real, value.imag]}
-                if name == "range":
-                    return {name: [value.start, value.stop, value.step]}
                 return {name: [self.encoded(item) for item in kind.__iter__(value)]}
-        if isinstance(value, types.ModuleType):
-            return {"module": value.__name__}
+        if isinstance(value, range):
+            # In full, within the limits of this process, so that no few bytes become a large list on the other side.
+            return {"range": list(value)}
         if isinstance(value, Proxy):
             return {"yours": object.__getattribute__(value, "_number")}
         self.objects.append(value)
         return {"mine": len(self.objects) - 1}
 
     def decoded(self, value: Any) -> Any:
+        """The value of a message. Raises BrokenTalk for what `encoded` does not make."""
+        try:
+            return self._value(value)
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+            raise self._broken(f"an invalid value: {error}") from error
+
+    def _value(self, value: Any) -> Any:
         if isinstance(value, list):
-            return [self.decoded(item) for item in value]
+            return [self._value(item) for item in value]
         if not isinstance(value, dict):
             return value
         ((name, content),) = value.items()
         if name == "dict":
-            return {self.decoded(k): self.decoded(v) for k, v in content}
+            return {self._value(k): self._value(v) for k, v in content}
         if name in ("tuple", "set", "frozenset"):
-            return getattr(builtins, name)([self.decoded(item) for item in content])
+            return getattr(builtins, name)([self._value(item) for item in content])
         if name in ("bytes", "bytearray"):
             return getattr(builtins, name).fromhex(content)
-        if name in ("complex", "range"):
-            return getattr(builtins, name)(*content)
-        if name == "yours":
-            return self.objects[content]
-        return Module(content) if name == "module" else Proxy(self, content)
+        if name == "complex":
+            return complex(*content)
+        if name == "range":
+            return _range(content)
+        if type(content) is not int or not (name == "mine" or (name == "yours" and 0 <= content < len(self.objects))):
+            raise ValueError(name)
+        return Proxy(self, content) if name == "mine" else self.objects[content]
 
 
-class Module(str):
-    """The name of a module that the code has imported."""
+def _range(items: list[int]) -> range:
+    step = items[1] - items[0] if len(items) > 1 else 1
+    result = range(items[0], items[-1] + step, step) if items else range(0)
+    if len(result) != len(items) or list(result) != items:
+        raise ValueError("not a range")
+    return result
 
 
 class Proxy:
@@ -227,11 +254,13 @@ class Proxy:
 
     def __iter__(self) -> Any:
         iterator = _peer(self).request("__iter__", self)
-        while True:
-            try:
-                yield iterator.__next__()
-            except StopIteration:
-                return
+        while items := _peer(self).request("next", iterator):
+            yield from items
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
+        # A failed assert of the test is not the code's to swallow.
+        is_for_code = kind is None or (issubclass(kind, Exception) and not issubclass(kind, AssertionError))
+        return bool(_peer(self).request("__exit__", self, kind, error, trace)) and is_for_code
 
 
 def _peer(proxy: Proxy) -> Peer:
@@ -248,12 +277,13 @@ def _between(name: str) -> Callable[..., Any]:
     return lambda self, other: forward(self, other) if isinstance(other, Proxy) else NotImplemented
 
 
-_UNARY = ["bool", "len", "str", "repr", "hash", "abs", "neg", "getitem", "setitem", "delitem", "enter", "exit"]
+_UNARY = ["bool", "len", "str", "repr", "hash", "abs", "neg", "getitem", "setitem", "delitem", "enter"]
 _BINARY = ["lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod"]
 _NAMED = {"__bool__": bool, "__len__": len, "__str__": str, "__repr__": repr, "__hash__": hash, "__iter__": iter}
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in dir(operator) if name.startswith("__")},
     **_NAMED,
+    "next": lambda iterator: list(itertools.islice(iterator, 1)),
 }
 for _name in [f"__{name}__" for name in _UNARY]:
     setattr(Proxy, _name, _forward(_name))
