@@ -147,6 +147,7 @@ HOLDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOLDS)
 def test_nothing_holds_a_worker_longer_than_its_time(name: str) -> None:
     code, test = HOLDS[name]
@@ -274,6 +275,7 @@ HOGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOGS)
 def test_all_processes_of_a_sample_stay_within_its_memory(name: str) -> None:
     code, test = HOGS[name]
