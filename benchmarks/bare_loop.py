@@ -84,7 +84,7 @@ class BareLoop:
         self.settings = settings
         torch.manual_seed(settings.seed)
         folder = settings.checkpoint or checkpoint_path()
-        pipeline = StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True)
+        pipeline = StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.vae, self.transformer = pipeline.vae, pipeline.transformer
         self.transformer.eval()
         self.vae.requires_grad_(False)

@@ -47,7 +47,9 @@ def main() -> None:
 def widened(folder: Path) -> Path:
     """The quickstart's pipeline with a larger, random denoiser."""
     torch.manual_seed(0)
-    pipeline = StableDiffusion3Pipeline.from_pretrained(checkpoint_path(), local_files_only=True)
+    pipeline = StableDiffusion3Pipeline.from_pretrained(
+        checkpoint_path(), local_files_only=True, trust_remote_code=False
+    )
     pipeline.transformer = SD3Transformer2DModel.from_config({**pipeline.transformer.config, **WIDE})
     pipeline.save_pretrained(folder / "wide")
     return folder / "wide"

@@ -50,7 +50,7 @@ def write_checkpoint(case: Case, folder: Path) -> Path:
     if case.larger:
         torch.manual_seed(0)
         config = Qwen3Config.from_pretrained(
-            folder, layer_types=["full_attention"] * LARGER["num_hidden_layers"], **LARGER
+            folder, layer_types=["full_attention"] * LARGER["num_hidden_layers"], trust_remote_code=False, **LARGER
         )
         Qwen3ForCausalLM(config).save_pretrained(folder)
     if not case.ends:

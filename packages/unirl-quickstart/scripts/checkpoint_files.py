@@ -42,7 +42,7 @@ def write_in_half(pipeline: Any, folder: Path) -> Any:
     pipeline.transformer.half()
     pipeline.vae.half()
     pipeline.save_pretrained(folder)
-    return type(pipeline).from_pretrained(folder, local_files_only=True)
+    return type(pipeline).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def clip_tokenizer(words: Iterable[str], *, max_length: int) -> CLIPTokenizer:

@@ -302,7 +302,7 @@ def write_checkpoint(pipeline: StableDiffusion3Pipeline, folder: Path) -> Stable
     pipeline.transformer.half()
     pipeline.vae.half()
     pipeline.save_pretrained(folder)
-    return StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True)
+    return StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def write_card(pipeline: StableDiffusion3Pipeline, folder: Path, *, seed: int, arguments: str, scenes: str) -> None:

@@ -88,7 +88,7 @@ def build_text_encoder(vocab_size: int) -> Qwen3ForCausalLM:
 
 def build_vae() -> AutoencoderKLFlux2:
     """The VAE of the first quickstart, in the class that has statistics of its latents' patches."""
-    source = AutoencoderKL.from_pretrained(checkpoint_path() / "vae", local_files_only=True)
+    source = AutoencoderKL.from_pretrained(checkpoint_path() / "vae", local_files_only=True, trust_remote_code=False)
     same = ("block_out_channels", "down_block_types", "up_block_types", "latent_channels", "layers_per_block")
     same += ("norm_num_groups", "sample_size", "use_quant_conv", "use_post_quant_conv")
     vae = AutoencoderKLFlux2(**{name: source.config[name] for name in same})

@@ -283,7 +283,9 @@ def main() -> None:
     vl_processor().save_pretrained(folder)
     write_images(args.out / "prompts", splits)
 
-    model = Qwen3VLForConditionalGeneration.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    model = Qwen3VLForConditionalGeneration.from_pretrained(
+        folder, local_files_only=True, dtype=torch.float32, trust_remote_code=False
+    ).eval()
     for split, greedy in product(("heldout", "train"), (True, False)):
         result = measure(model, tokenizer, splits[split][: args.measured], greedy=greedy, seed=args.seed + 1000)
         lines.append(shares(f"{split} | {'greedy' if greedy else 'temperature 1'}", result))

@@ -187,7 +187,9 @@ def write_card(
     args: argparse.Namespace,
     parser: argparse.ArgumentParser,
 ) -> None:
-    model = Qwen3ForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    model = Qwen3ForCausalLM.from_pretrained(
+        folder, local_files_only=True, dtype=torch.float32, trust_remote_code=False
+    ).eval()
     rows: list[str] = []
     for split, greedy in product(("heldout", "train"), (True, False)):
         shares = measure(model, tokenizer, splits[split][: args.measured], greedy=greedy, seed=args.seed + 1000)

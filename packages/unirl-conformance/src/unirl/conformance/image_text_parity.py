@@ -29,7 +29,9 @@ def run(folder: Path, *, inputs: Inputs, sampling: TextSamplingConfig) -> TextRe
     other: without padding, so without anything that padding could spoil. Fits
     `unirl.conformance.reference.RunTextReference`.
     """
-    model: Any = _MODELS.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
+    model: Any = _MODELS.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+    )
     model.eval()
     ends = model.generation_config.eos_token_id
     several = cast("list[int]", ends if isinstance(ends, list) else [ends])
@@ -60,7 +62,7 @@ def run(folder: Path, *, inputs: Inputs, sampling: TextSamplingConfig) -> TextRe
 
 def processor(folder: Path) -> Any:
     """transformers' own processor of the checkpoint, without its part for videos, which needs torchvision."""
-    model_type: str = _CONFIGS.from_pretrained(folder, local_files_only=True).model_type
+    model_type: str = _CONFIGS.from_pretrained(folder, local_files_only=True, trust_remote_code=False).model_type
     names: Any = processing_auto.PROCESSOR_MAPPING_NAMES  # pyright: ignore[reportPrivateImportUsage]
     kind: Any = getattr(transformers, names[model_type])
 
@@ -69,8 +71,10 @@ def processor(folder: Path) -> Any:
             del argument_name, argument
 
     parts: dict[str, Any] = {
-        "tokenizer": _TOKENIZERS.from_pretrained(folder, local_files_only=True),
-        "image_processor": _IMAGE_PROCESSORS.from_pretrained(folder, local_files_only=True, backend="pil"),
+        "tokenizer": _TOKENIZERS.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
+        "image_processor": _IMAGE_PROCESSORS.from_pretrained(
+            folder, local_files_only=True, backend="pil", trust_remote_code=False
+        ),
     }
     settings, _ = kind.get_processor_dict(folder, local_files_only=True)
     return ImagesAlone.from_args_and_dict([parts.get(name) for name in kind.get_attributes()], settings)

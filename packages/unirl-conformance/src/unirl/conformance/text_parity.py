@@ -22,8 +22,10 @@ def run(folder: Path, *, inputs: Inputs, sampling: TextSamplingConfig) -> TextRe
     """
     # Their signatures are untyped.
     tokenizers, models = cast(Any, AutoTokenizer), cast(Any, AutoModelForCausalLM)
-    tokenizer: Any = tokenizers.from_pretrained(folder, local_files_only=True)
-    causal_lm: Any = models.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
+    tokenizer: Any = tokenizers.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    causal_lm: Any = models.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+    )
     causal_lm.eval()
     ends = causal_lm.generation_config.eos_token_id
     several = cast("list[int]", ends if isinstance(ends, list) else [ends])

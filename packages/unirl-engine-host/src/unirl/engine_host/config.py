@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import PartConfig
@@ -54,6 +56,15 @@ class ExternalConfig(PartConfig):
     has_batch_invariant_mode: ClassVar[bool] = False
     """Whether the engine has a batch-invariant mode, and a setting `batch_invariant` for it."""
 
+    def named_code(self) -> Mapping[str, str | Path]:
+        """Environments, whose interpreter is started, and arguments by which engines import code or run a checkpoint's:
+        `trust_remote_code`, and any text that may be a path or a dotted name."""
+        code: dict[str, str | Path] = {".env_dir": Path(self.env_dir).expanduser()} if self.env_dir else {}
+        for name, value in self.extra.items():
+            if not all(map(_PLAIN.fullmatch, _texts({name: value}))):
+                code[f".extra.{name}"] = f"the engine's {name}={value!r}"
+        return code
+
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """An unsupported mode, and a release without a lock file; without a plan the environment reports the latter."""
         if plan is None or stage is None:
@@ -69,3 +80,18 @@ class ExternalConfig(PartConfig):
         releases = stage.engine.spec.releases
         has = f"{', '.join(releases)}, or empty for the newest" if releases else "empty, for its only release"
         yield Reason(key=".release", text=f"got {self.release!r}; engine {stage.engine.spec.name!r} accepts {has}.")
+
+
+_PLAIN = re.compile(r"[\w+-]*")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Texts in an argument, and the name of each that asks for the code of a checkpoint, with its value."""
+    if isinstance(value, Mapping):
+        for name, item in cast("Mapping[Any, Any]", value).items():
+            yield from [f"{name}: {item}"] if name == "trust_remote_code" and item else _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in cast("list[Any]", value):
+            yield from _texts(item)
+    elif isinstance(value, str):
+        yield value

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from unirl.core.cli.discovery import allow_code_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +38,7 @@ __all__ = ["command"]
 )
 @click.option("--retry", is_flag=True, help="Run failed runs again.")
 @click.option("--dry-run", is_flag=True, help="Show who takes part and what runs, and run nothing.")
+@allow_code_option
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from unirl.core.data.run_data import RunData, read_data
 from unirl.core.errors import PlanRejected, UniRLError
 from unirl.core.match.match import match
+from unirl.core.match.named_code import FLAG, named_code
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.roles import RunInfo
@@ -81,7 +82,8 @@ class _Run:
         self._checkpoints = Checkpoints(folder.path / CHECKPOINTS, keep=plan.run.keep)
         self._checkpoint = checkpoint_to_resume(plan, self._checkpoints, resume, data=data)
         self._start = self._checkpoint.step if self._checkpoint else 0
-        self._resume_command = f"unirl train --resume {folder.path}"
+        is_foreign = any(one.is_foreign for one in named_code(plan, catalog=catalog))
+        self._resume_command = f"unirl train --resume {folder.path}{f' {FLAG}' if is_foreign else ''}"
 
     def train(self, overrides: Sequence[str], listeners: Sequence[Callable[[Event], None]]) -> RunResult:
         event = loading(self._plan, step=self._start)

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .config_dump import dump_config, dump_options
-from .discovery import discover, plugins_dir_option
+from .discovery import allow_code_option, discover, plugins_dir_option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..match.match import Verdict
+    from ..match.named_code import NamedCode
     from ..specs.plan import Origin, Plan
     from .preflight import Readiness
 
@@ -24,6 +27,7 @@ __all__ = ["command", "plan_json", "show_plan"]
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--changed", is_flag=True, help="Show only values that are not defaults.")
 @plugins_dir_option
+@allow_code_option
 @dump_options
 @click.pass_context
 def command(
@@ -37,6 +41,7 @@ def command(
     Exits with 1 if the plan is refused.
     """
     from ..match.match import match
+    from ..match.named_code import named_code
     from ..recipe.compose import compose
     from .output import print_json
     from .preflight import preflight
@@ -45,13 +50,14 @@ def command(
     if dump_config(recipe, overrides, catalog=catalog, **dump):
         return
     plan = compose(recipe, overrides, catalog=catalog)
+    code = named_code(plan, catalog=catalog)
     verdict = match(plan, catalog=catalog)
     readiness = preflight(plan, catalog=catalog)
     if as_json:
         here = {"problems": list(readiness.problems), "unseen": list(readiness.unseen)}
-        print_json({**plan_json(plan, verdict), "here": here})
+        print_json({**plan_json(plan, verdict), "code": [vars(one) for one in code], "here": here})
     else:
-        show_plan(plan, verdict, readiness, changed=changed)
+        show_plan(plan, verdict, readiness, code, changed=changed)
     ctx.exit(0 if verdict.accepted else 1)
 
 
@@ -82,7 +88,9 @@ def plan_json(plan: Plan, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def show_plan(plan: Plan, verdict: Verdict, readiness: Readiness, *, changed: bool = False) -> None:
+def show_plan(
+    plan: Plan, verdict: Verdict, readiness: Readiness, code: Sequence[NamedCode] = (), *, changed: bool = False
+) -> None:
     """Print the plan as a table of values with their origins; defaults are dimmed or, with `changed`, omitted."""
     from rich import box
     from rich.table import Table
@@ -118,6 +126,9 @@ def show_plan(plan: Plan, verdict: Verdict, readiness: Readiness, *, changed: bo
         out.print(_drawn(plan))
         out.print()
     out.print(f"recipe {plan.recipe}   hash {plan.hash}", soft_wrap=True)
+    for one in code:
+        where = ", from outside the plugins and this folder" if one.is_foreign else ""
+        out.print(Text(f"runs code: {one.key} is {one.code}{where}", style="yellow"), soft_wrap=True)
     for value in plan.left_out:
         out.print(Text(f"note: {value}", style="yellow"), soft_wrap=True)
     if verdict.accepted:

@@ -15,12 +15,15 @@ import click
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
 
-__all__ = ["DISABLE", "PLUGINS_DIR", "disabled_names", "discover", "plugins_dir_option"]
+__all__ = ["DISABLE", "PLUGINS_DIR", "allow_code_option", "disabled_names", "discover", "plugins_dir_option"]
 
 PLUGINS_DIR = "UNIRL_PLUGINS_DIR"
 """A folder of single-file plugins."""
 DISABLE = "UNIRL_DISABLE"
 """Comma-separated names of plugins not to load."""
+
+ALLOW_CODE = "unirl.allow_code"
+"""Whether the user allows foreign code, in the context of a command that asks for it."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,7 +40,10 @@ def discover() -> Catalog:
         options["files"] = plugin_files(Path(folder))
     if names := disabled_names():
         options["disabled"] = names
-    return Catalog.discover(**options)
+    catalog = Catalog.discover(**options)
+    ctx = click.get_current_context(silent=True)
+    catalog.allows_code = ctx is None or ctx.meta.get(ALLOW_CODE, True)
+    return catalog
 
 
 def disabled_names() -> list[str]:
@@ -53,6 +59,22 @@ def plugins_dir_option(command: F) -> F:
         expose_value=False,
         callback=_set_folder,
         help=f"Also load every .py file of this folder as a plugin. {PLUGINS_DIR} does the same for every command.",
+    )(command)
+
+
+def allow_code_option(command: F) -> F:
+    """`--allow-code`, for commands that take a recipe: without it, their plans may not name foreign code."""
+
+    def remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        ctx.meta[ALLOW_CODE] = value
+
+    return click.option(
+        "--allow-code",
+        is_flag=True,
+        expose_value=False,
+        callback=remember,
+        help="Also run code that settings name from outside the installed plugins and the current folder; "
+        "`unirl compose` lists it.",
     )(command)
 
 

@@ -21,6 +21,7 @@ from .asynchrony import asynchrony
 from .comparison import comparison, rows_trained
 from .composition import composition
 from .lineage import lineage
+from .named_code import not_allowed
 from .sampling import DETERMINISTIC_KERNELS, sampling_problems
 from .wording import lacks, listed
 
@@ -55,6 +56,9 @@ class Verdict:
 
 def match(plan: Plan, *, catalog: Catalog | None = None) -> Verdict:
     """Whether a plan can run. With a catalog, plugins may add reasons through `unirl_check_plan`."""
+    if catalog is not None and (foreign := not_allowed(plan, catalog=catalog)):
+        # Alone: other checks import the classes that settings name.
+        return Verdict(reasons=tuple(foreign))
     out_of_limits = _limits(plan)
     reasons = [*out_of_limits]
     for stage in plan.stages:

@@ -68,6 +68,8 @@ class Catalog:
         self._silenced: set[tuple[str, str]] = set()
         self.failures: list[HookFailure] = []
         """Hooks that raised since this catalog was created."""
+        self.allows_code = True
+        """Whether settings may name code from outside the plugins and the current folder: a command asks its user."""
 
     @classmethod
     def discover(cls, *, group: str = API_GROUP, disabled: Collection[str] = (), files: Sequence[Path] = ()) -> Self:

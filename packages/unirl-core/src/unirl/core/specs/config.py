@@ -59,6 +59,14 @@ class PartConfig:
         """
         return {}
 
+    def named_code(self) -> Mapping[str, str | Path]:
+        """Settings that name code which the part runs: relative key, such as `.target` -> that code.
+
+        `package.module:name` or a file is run without further questions if it belongs to an installed plugin or is in
+        the current folder. Anything else, such as words of a command, is described, and needs `--allow-code`.
+        """
+        return {}
+
     def read_versions(self) -> Mapping[str, str]:
         """Versions of services that compute for the part, and of its checkpoint: relative key, such as `.urls` or
         `.path`, -> version.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from unirl.core.cli.config_dump import dump_config, dump_options
-from unirl.core.cli.discovery import discover, plugins_dir_option
+from unirl.core.cli.discovery import allow_code_option, discover, plugins_dir_option
 from unirl.core.errors import CheckpointError, RecipeError
 
 from .running import refuse_unless_matched, run_plan
@@ -29,6 +29,7 @@ __all__ = ["command"]
 @click.option("--multirun", "-m", is_flag=True, help="Run every combination of `a=1,2`, `range(...)`, `choice(...)`.")
 @click.option("--make-env", is_flag=True, help="First create the engine's Python environment if it is missing.")
 @plugins_dir_option
+@allow_code_option
 @dump_options
 @click.pass_context
 def command(

@@ -49,4 +49,4 @@ def _component(folder: Path, library: str, kind: str) -> Any:
     cls: Any = getattr(import_module(library), kind)
     if library == "diffusers":
         return cls.from_config(cls.load_config(folder))
-    return cls(cls.config_class.from_pretrained(folder, local_files_only=True))
+    return cls(cls.config_class.from_pretrained(folder, local_files_only=True, trust_remote_code=False))

@@ -92,7 +92,13 @@ class PipelineFiles:
         with loading_pipeline(folder, title=self.title, logs=cast("Any", logs), errors=(SafetensorError,)):
             parts = {**self.components(folder), **parts}
             result = self.pipeline.from_pretrained(
-                folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True, **parts
+                folder,
+                dtype=dtypes,
+                variant=config.variant,
+                local_files_only=True,
+                use_safetensors=True,
+                **parts,
+                trust_remote_code=False,
             )
         check_filled(folder, result.components, given=parts)
         return result

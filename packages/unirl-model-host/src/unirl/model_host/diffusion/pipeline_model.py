@@ -335,7 +335,9 @@ def _unserved(folder: Path, serves: frozenset[ModelPart]) -> dict[str, torch.nn.
             if library == "diffusers":
                 result[name] = cls.from_config(read_json(folder / name / "config.json"))
             else:
-                result[name] = cls(cls.config_class.from_pretrained(folder / name, local_files_only=True))
+                result[name] = cls(
+                    cls.config_class.from_pretrained(folder / name, local_files_only=True, trust_remote_code=False)
+                )
     return result
 
 

@@ -53,6 +53,7 @@ class CausalLmModel(TextModel):
         cls: Any,
         siblings: Mapping[str, str] | None = None,
         lazy: bool = False,
+        trust_remote_code: bool = False,
     ) -> None:
         """cls: a class of transformers with `TokenScores` mixed in.  siblings: see `check_architecture`.
 
@@ -78,7 +79,7 @@ class CausalLmModel(TextModel):
             loaded = load_causal_lm(self.folder, config, cls=cls, attention=self.attention).to(device)
         loaded.output_scale = measured_output_scale(loaded)
         self.causal_lm: torch.nn.Module = loaded
-        self.tokenizer: Any = load_tokenizer(self.folder)
+        self.tokenizer: Any = load_tokenizer(self.folder, trust_remote_code=trust_remote_code)
         self._chunk = config.logits_chunk or None
         self._stop_tokens = _stop_tokens(loaded, self.tokenizer)
         self._positions = _positions(loaded.config.get_text_config())

@@ -87,6 +87,7 @@ def load_causal_lm(folder: Path, config: CausalLmConfig, *, cls: Any, attention:
                 local_files_only=True,
                 use_safetensors=True,
                 output_loading_info=True,
+                trust_remote_code=False,
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise RecipeError(
@@ -112,7 +113,7 @@ def empty_causal_lm(
     Raises RecipeError, key `model.path`, when the checkpoint does not have exactly the tensors of the module.
     """
     dtype = dtype_of(config.dtype, key="model.dtype", model=config.use or cls.__name__)
-    settings = cls.config_class.from_pretrained(folder, local_files_only=True)
+    settings = cls.config_class.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     # As `from_pretrained` records it: external engines load the same folder.
     settings.name_or_path = str(folder)
     with empty_parameters(dtype), no_progress_bars(import_module("transformers.utils").logging):
@@ -140,11 +141,15 @@ def _expert_pieces(name: str, shape: tuple[int, ...]) -> list[Piece]:
     ]
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The checkpoint's tokenizer. Raises RecipeError, key `model.path`, when there is none or it does not load."""
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
+    """The checkpoint's tokenizer. trust_remote_code: run the checkpoint's own code for it.
+
+    Raises RecipeError, key `model.path`, when there is none or it does not load."""
     check_vocabulary(folder, _VOCABULARIES)
     try:
-        return import_module("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return import_module("transformers").AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
     except (OSError, ValueError, KeyError) as error:
         raise RecipeError(
             f"model.path: the tokenizer in {str(folder)!r} does not load: {error} Fetch it again."

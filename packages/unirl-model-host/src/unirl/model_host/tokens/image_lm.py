@@ -54,7 +54,15 @@ class ImageLmModel(CausalLmModel):
         trust_remote_code: bool = False,
     ) -> None:
         """See `CausalLmModel`.  cls: one whose trunk encodes images by `get_image_features`."""
-        super().__init__(config, device=device, spec=spec, cls=cls, siblings=siblings, lazy=lazy)
+        super().__init__(
+            config,
+            device=device,
+            spec=spec,
+            cls=cls,
+            siblings=siblings,
+            lazy=lazy,
+            trust_remote_code=trust_remote_code,
+        )
         trunk: Any = self.trunk
         for method in ("get_image_features", "get_placeholder_mask"):
             if not hasattr(trunk, method):

@@ -63,7 +63,7 @@ def save_random_weights(folder: Path, cls: Any, *, seed: int) -> None:
 
     cls: of transformers; its sizes are those of config.json. Same seed, same bytes.
     """
-    config: Any = cls.config_class.from_pretrained(folder, local_files_only=True)
+    config: Any = cls.config_class.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     model = _random(cls, config, seed=seed)
     if (folder / "generation_config.json").is_file():
         generation = import_module("transformers").GenerationConfig

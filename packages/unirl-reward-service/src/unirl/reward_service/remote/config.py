@@ -88,6 +88,10 @@ class RemoteConfig(RewardConfig):
 
         return described(self).metadata
 
+    def named_code(self) -> Mapping[str, str | Path]:
+        """A service's file, which may name functions and interpreters."""
+        return {".serve": Path(self.serve)} if self.serve else {}
+
     def read_files(self) -> Mapping[str, Path]:
         return {".serve": Path(self.serve)} if self.serve else {}
 

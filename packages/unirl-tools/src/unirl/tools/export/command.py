@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import click
+from unirl.core.cli.discovery import allow_code_option
 
 __all__ = ["command"]
 
@@ -28,6 +29,7 @@ __all__ = ["command"]
     type=click.Choice(["float32", "bfloat16", "float16"]),
     help="Dtype of the exported weights; by default float32 for adapters, else that of the base checkpoint.",
 )
+@allow_code_option
 def command(
     run: Path, to: Path, merge: bool, step: int | None, policy: str, model: str | None, dtype: str | None
 ) -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from unirl.core.errors import CheckpointError, RecipeError
+from unirl.core.errors import CheckpointError, PlanRejected, RecipeError
 from unirl.core.match.mismatch_bounds import train_settings
+from unirl.core.match.named_code import not_allowed
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import Choice, Learner, Plan
 from unirl.loop.build import build_part
@@ -59,7 +60,8 @@ def open_run(folder: Path, *, step: int | None, model: str | None, catalog: Cata
     """The checkpoint of a step, by default the last one, and what is needed to load it.
 
     Raises CheckpointError for a folder without a run or a checkpoint, and where the recipe or the base checkpoint has
-    changed since; RecipeError for a model that the run does not train.
+    changed since; PlanRejected for a model whose code a command does not allow; RecipeError for a model that the run
+    does not train.
     """
     file, checkpoints = folder / RECIPE_FILE, Checkpoints(folder / CHECKPOINTS)
     try:
@@ -85,6 +87,9 @@ def open_run(folder: Path, *, step: int | None, model: str | None, catalog: Cata
             f"{checkpoint.state.get('plan_hash')}). Restore the recipe that the run was started with."
         )
     learner = _learner(plan, model)
+    own = f"{learner.model.key}."
+    if foreign := [reason for reason in not_allowed(plan, catalog=catalog) if reason.key.startswith(own)]:
+        raise PlanRejected("\n".join(map(str, foreign)))
     source = RunSource(folder=folder, recorded=recorded, plan=plan, learner=learner, checkpoint=checkpoint)
     written = checkpoint.state.get("data", {})
     for key, version in learner.model.config.read_versions().items():

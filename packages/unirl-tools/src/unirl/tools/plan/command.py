@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import click
-from unirl.core.cli.discovery import plugins_dir_option
+from unirl.core.cli.discovery import allow_code_option, plugins_dir_option
 
 if TYPE_CHECKING:
     from .memory_plan import MemoryPlan
@@ -45,6 +45,7 @@ class Size(click.ParamType[int]):
 @click.option("--utilisation", default=UTILISATION, show_default=True, help="Share of the peak that is reached.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @plugins_dir_option
+@allow_code_option
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -73,7 +73,7 @@ def _shapes(folder: Path, library: str, kind: str) -> dict[str, tuple[int, ...]]
             if library == "diffusers":
                 module = cls.from_config(_json(folder / "config.json"))
             else:
-                module = cls(cls.config_class.from_pretrained(folder, local_files_only=True))
+                module = cls(cls.config_class.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
     except (AttributeError, ImportError, OSError, TypeError, ValueError) as error:
         raise RecipeError(
             f"model.path: {str(folder)!r} has no weights, and {library}.{kind} cannot be built from its config: {error}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
@@ -83,6 +84,14 @@ class RayConfig(OffloadingConfig):
     be rebuilt, and a sample's noise depends only on its seed. 0 fails the run. A dead train rank always fails it."""
     environment: dict[str, str] = field(default_factory=lambda: dict[str, str]())
     """Environment variables of the workers."""
+
+    def named_code(self) -> Mapping[str, str | Path]:
+        """Variables by which an interpreter or its loader takes code from elsewhere, and all that hold paths."""
+        return {
+            f".environment.{name}": f"what {name}={value!r} leads to"
+            for name, value in self.environment.items()
+            if name.startswith(("LD_", "PYTHON", "UNIRL_", "RAY_")) or "/" in value
+        }
 
     @property
     def processes(self) -> Processes:

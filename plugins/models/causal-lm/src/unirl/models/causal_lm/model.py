@@ -48,7 +48,14 @@ def build(config: AutoCausalLmConfig, *, device: Any, lazy: bool = False) -> Aut
             "on one process, where it is built whole."
         )
     config = dataclasses.replace(config, path=str(folder))
-    model = AutoCausalLm(config, device=torch.device(device), lazy=lazy, spec=SPEC, cls=cls)
+    model = AutoCausalLm(
+        config,
+        device=torch.device(device),
+        lazy=lazy,
+        spec=SPEC,
+        cls=cls,
+        trust_remote_code=config.trust_remote_code,
+    )
     if not lazy:
         verify(model)
     return model

@@ -75,7 +75,13 @@ def load_pipeline(folder: Path, config: DiffusersConfig, *, lazy: bool) -> tuple
     ):
         # Its own class: DiffusionPipeline loads optional components again that it is given.
         pipeline = getattr(diffusers, name).from_pretrained(
-            folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True, **given
+            folder,
+            dtype=dtypes,
+            variant=config.variant,
+            local_files_only=True,
+            use_safetensors=True,
+            **given,
+            trust_remote_code=False,
         )
     check_filled(folder, pipeline.components, given=given)
     pipeline.set_progress_bar_config(disable=True)

@@ -23,7 +23,9 @@ def run(folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig,
 
     Its tokens are the places of a latent [C, h, w], row by row.
     """
-    pipeline = FluxPipeline.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
+    pipeline = FluxPipeline.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+    )
     pipeline.to(initial.device)
     pipeline.set_progress_bar_config(disable=True)
     is_guided = sampling.guidance_scale != 1.0

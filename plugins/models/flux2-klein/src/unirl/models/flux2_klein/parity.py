@@ -23,7 +23,7 @@ def run(folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig,
     Fits `unirl.conformance.reference.RunReference`.
     """
     pipeline = Flux2KleinPipeline.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
+        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
     )
     pipeline.to(initial.device)
     pipeline.set_progress_bar_config(disable=True)

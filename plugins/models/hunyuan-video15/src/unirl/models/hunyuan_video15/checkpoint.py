@@ -41,7 +41,9 @@ class _Files(PipelineFiles):
         instead = "Use the tokenizer and the chat template of Qwen2.5-VL."
         check_prefix(folder, pipeline, rendered.split(marker)[0], dropped=dropped, instead=instead)
         if "feature_extractor" in pipeline.components:
-            scaling = SiglipImageProcessorPil.from_pretrained(folder / "feature_extractor", local_files_only=True)
+            scaling = SiglipImageProcessorPil.from_pretrained(
+                folder / "feature_extractor", local_files_only=True, trust_remote_code=False
+            )
             pipeline.register_modules(feature_extractor=scaling)
         return pipeline
 

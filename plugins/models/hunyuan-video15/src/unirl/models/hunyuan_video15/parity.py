@@ -78,7 +78,9 @@ def call(
 
 
 def _loaded(kind: Any, folder: Path, initial: Tensor) -> Any:
-    pipeline = kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
+    pipeline = kind.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+    )
     pipeline.to(initial.device)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

@@ -78,7 +78,9 @@ def tell_token_types(pipeline: Any) -> Any:
 
 
 def _loaded(kind: Any, folder: Path, initial: Tensor, **parts: Any) -> Any:
-    pipeline = kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, **parts)
+    pipeline = kind.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, **parts, trust_remote_code=False
+    )
     pipeline.to(initial.device)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

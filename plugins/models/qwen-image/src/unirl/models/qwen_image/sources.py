@@ -34,8 +34,10 @@ def images_and_text(folder: str) -> Any:
             return ["image_processor", "tokenizer"]
 
     return ImagesAndText(
-        image_processor=Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True),
-        tokenizer=Qwen2Tokenizer.from_pretrained(folder, local_files_only=True),
+        image_processor=Qwen2VLImageProcessorPil.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        ),
+        tokenizer=Qwen2Tokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
     )
 
 

@@ -57,6 +57,7 @@ def load_pipeline(folder: Path, config: Sd3Config, parts: Mapping[str, Any]) -> 
             local_files_only=True,
             use_safetensors=True,
             **{**parts, **absent},
+            trust_remote_code=False,
         )
     check_filled(folder, pipeline.components, given=parts)
     return pipeline

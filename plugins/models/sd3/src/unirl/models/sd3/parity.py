@@ -25,7 +25,7 @@ def run(folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig,
     Its scheduler shifts whatever it is given; the plain grid makes that once, and not twice as by default.
     """
     pipeline = StableDiffusion3Pipeline.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
+        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
     )
     pipeline.to(initial.device)
     pipeline.set_progress_bar_config(disable=True)

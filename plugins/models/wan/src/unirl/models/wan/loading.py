@@ -51,7 +51,7 @@ class _FirstFrameFiles(PipelineFiles):
                 )
             try:
                 scaling = transformers.CLIPImageProcessorPil.from_pretrained(
-                    folder / "image_processor", local_files_only=True
+                    folder / "image_processor", local_files_only=True, trust_remote_code=False
                 )
             except (OSError, ValueError) as error:
                 raise RecipeError(

@@ -22,7 +22,9 @@ def run(folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig,
 
     The pipeline's scale s gives v + s (v - v_negative), so it is one less than ours.
     """
-    pipeline = ZImagePipeline.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
+    pipeline = ZImagePipeline.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+    )
     pipeline.to(initial.device)
     pipeline.set_progress_bar_config(disable=True)
     finals: list[Tensor] = []

@@ -131,7 +131,7 @@ def build_hpsv2(config: HpsV2Config, *, device: Any) -> EncoderReward:
     file = find_file(config.weights, key=f"{key}.weights", example="HPS_v2.1_compressed.pt of xswu/HPSv2")
     check_kind(folder, CLIPModel, key=f"{key}.path")
     with empty_parameters(torch.float32):
-        model = CLIPModel(CLIPConfig.from_pretrained(folder, local_files_only=True))
+        model = CLIPModel(CLIPConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
     fill(model, to_transformers(read_tensors(file, key=f"{key}.weights")), key=f"{key}.weights", file=file)
     processor = processor_folder(config, folder, reward="hpsv2")
     reader = prompt_reader(processor, max_tokens=_length_of(model), reward="hpsv2")
@@ -177,7 +177,12 @@ def _load(folder: Path, cls: Any, *, key: str) -> Any:
     try:
         with no_progress_bars(transformers_logging):
             model, report = cls.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, output_loading_info=True
+                folder,
+                dtype=torch.float32,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+                trust_remote_code=False,
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise RecipeError(

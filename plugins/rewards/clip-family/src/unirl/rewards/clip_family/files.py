@@ -48,6 +48,6 @@ def load_tokenizer(folder: Path, *, key: str) -> Any:
     """The folder's tokenizer. Raises RecipeError when there is none or it does not load."""
     check_vocabulary(folder, _VOCABULARIES, key=key)
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise RecipeError(f"{key}: the tokenizer in {str(folder)!r} does not load: {error} Fetch it again.") from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
@@ -50,6 +51,16 @@ class UnitTestsConfig(RewardConfig):
     tolerance: float = limit(0.0, least=0, below=1)
     """For outputs and results of calls: allowed difference of numbers, as a share of the expected one, or absolute
     below 1."""
+
+    def named_code(self) -> Mapping[str, str | Path]:
+        """The command; and without isolation, the tests of the prompts."""
+        if self.command:
+            return {".command": f"the command {' '.join(map(str, self.command))!r}"}
+        return (
+            {".isolation": "tests of the prompts, and completions, without a sandbox"}
+            if self.isolation == "none"
+            else {}
+        )
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Settings of another isolation, and isolation by resource limits alone that is not asked for in full."""

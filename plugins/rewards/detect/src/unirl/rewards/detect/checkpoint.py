@@ -65,16 +65,23 @@ def load(path: str, *, key: str, auto: Any, kinds: Sequence[str], device: Any) -
             f"{where} has no vocabulary ({', '.join(_VOCABULARIES)}); copy the tokenizer's files into the folder."
         )
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if config.model_type not in kinds:
             raise RecipeError(f"{where} is a checkpoint of {config.model_type!r}, expected {' or '.join(kinds)}.")
         with no_progress_bars(logging):
             model, report = auto.from_pretrained(
-                folder, config=config, local_files_only=True, dtype="float32", output_loading_info=True
+                folder,
+                config=config,
+                local_files_only=True,
+                dtype="float32",
+                output_loading_info=True,
+                trust_remote_code=False,
             )
         # Torchvision resizes in another way, and scores must not depend on whether it is installed.
-        image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        image_processor = AutoImageProcessor.from_pretrained(
+            folder, backend="pil", local_files_only=True, trust_remote_code=False
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise RecipeError(f"{where} does not load: {error} Fetch the whole checkpoint again.") from error
     if missing := sorted(report["missing_keys"]):

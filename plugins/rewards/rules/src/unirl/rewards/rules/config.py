@@ -106,6 +106,18 @@ class FunctionConfig(RewardConfig):
 
         return required_columns(Target.of(self.target))
 
+    def named_code(self) -> Mapping[str, str | Path]:
+        """The file of the function, or `module:function`; one that the module only imports is not of its package."""
+        from .function_target import Target, is_defined
+
+        try:
+            target = Target.of(self.target)
+        except ValueError:
+            return {}  # `problems` names it
+        if target.is_file:
+            return {".target": Path(target.module)}
+        return {".target": str(target) if is_defined(target) else f"{target}, which is not defined there"}
+
     def read_files(self) -> Mapping[str, Path]:
         """The file of the function. Modules that it imports are not included."""
         from .function_target import Target

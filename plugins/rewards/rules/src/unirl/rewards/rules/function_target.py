@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-__all__ = ["FORMS", "MEDIA", "Target", "problems", "required_columns"]
+__all__ = ["FORMS", "MEDIA", "Target", "is_defined", "problems", "required_columns"]
 
 FORMS = "`file.py:function` or `package.module:function`"
 MEDIA = {"image": "images", "video": "videos", "text": "completions"}
@@ -104,6 +104,14 @@ def required_columns(target: Target) -> list[str]:
     if function is None or function.decorator_list:
         return []
     return [name for name in _required(function.args) if name not in ("prompts", *MEDIA.values())]
+
+
+def is_defined(target: Target) -> bool:
+    """Whether its module defines the function: one that it imports may be any other. Nothing is executed."""
+    try:
+        return target.file is not None and target.name in _functions(ast.parse(target.file.read_bytes()))
+    except (OSError, SyntaxError, ValueError):
+        return False
 
 
 def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -155,7 +155,9 @@ def _folder(config: RewardModelConfig) -> Path:
 
 def _model(folder: Path, config: RewardModelConfig) -> Any:
     try:
-        architectures: list[str] = AutoConfig.from_pretrained(folder, local_files_only=True).architectures or []
+        architectures: list[str] = (
+            AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).architectures or []
+        )
         if not any(name.endswith("ForSequenceClassification") for name in architectures):
             raise RecipeError(
                 f"{_NAME}.path: {str(folder)!r} is a checkpoint of {', '.join(architectures) or 'nothing named'}, "
@@ -168,6 +170,7 @@ def _model(folder: Path, config: RewardModelConfig) -> Any:
                 local_files_only=True,
                 use_safetensors=True,
                 output_loading_info=True,
+                trust_remote_code=False,
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise RecipeError(f"{_NAME}.path: the checkpoint in {str(folder)!r} does not load: {error}") from error
@@ -182,7 +185,7 @@ def _model(folder: Path, config: RewardModelConfig) -> Any:
 
 def _tokenizer(folder: Path, config: RewardModelConfig) -> Any:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise RecipeError(f"{_NAME}.path: the tokenizer in {str(folder)!r} does not load: {error}") from error
     if config.template == "chat" and tokenizer.chat_template is None:

@@ -165,7 +165,7 @@ def _folder(path: str, example: str, files: tuple[str, ...], *, key: str) -> Pat
 def _tokenizer(base: Path, *, key: str) -> tuple[Any, str]:
     """With the reward tokens behind its own, and the chat template."""
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(base, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise RecipeError(f"{key}: the tokenizer in {str(base)!r} does not load: {error} Fetch it again.") from error
     tokenizer.add_tokens(list(DIMENSIONS.values()), special_tokens=True)
@@ -179,7 +179,7 @@ def _tokenizer(base: Path, *, key: str) -> tuple[Any, str]:
 
 def _model_config(base: Path, *, key: str) -> Any:
     try:
-        config = AutoConfig.from_pretrained(base, local_files_only=True)
+        config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise RecipeError(
             f"{key}: the configuration in {str(base)!r} does not load: {error} Fetch it again."

@@ -80,9 +80,9 @@ def _load_processor(path: str) -> Any:
 
     A processor of videos needs torchvision, and no judge is given one: videos are sent as frames.
     """
-    cls: Any = PROCESSOR_MAPPING.get(type(AutoConfig.from_pretrained(path)), None)
+    cls: Any = PROCESSOR_MAPPING.get(type(AutoConfig.from_pretrained(path, trust_remote_code=False)), None)
     if cls is None or "video_processor" not in cls.get_attributes():
-        return AutoProcessor.from_pretrained(path)
+        return AutoProcessor.from_pretrained(path, trust_remote_code=False)
 
     class WithoutVideos(cls):
         def check_argument_for_proper_class(self, argument_name: str, argument: object) -> Any:
@@ -90,12 +90,12 @@ def _load_processor(path: str) -> Any:
                 return None
             return super().check_argument_for_proper_class(argument_name, argument)
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     # Older checkpoints have a template of the processor beside the tokenizer's, which may know no images.
     file = cached_file(path, "chat_template.json", _raise_exceptions_for_missing_entries=False)
     chat_template = read_json(Path(file))["chat_template"] if file else tokenizer.chat_template
     return WithoutVideos(
-        image_processor=AutoImageProcessor.from_pretrained(path, backend="pil"),
+        image_processor=AutoImageProcessor.from_pretrained(path, backend="pil", trust_remote_code=False),
         tokenizer=tokenizer,
         video_processor=None,
         chat_template=chat_template,

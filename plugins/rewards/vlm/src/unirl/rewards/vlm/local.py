@@ -34,11 +34,14 @@ class LocalJudge:
         dtype = dtype_of(config.dtype, key=f"{self._key}.dtype", model=f"reward {config.reward!r}")
         path = str(Path(config.model).expanduser())
         try:
-            is_text_only = config.judges_texts and type(AutoConfig.from_pretrained(path)) not in _IMAGE_MODELS
+            is_text_only = (
+                config.judges_texts
+                and type(AutoConfig.from_pretrained(path, trust_remote_code=False)) not in _IMAGE_MODELS
+            )
             kind = AutoModelForCausalLM if is_text_only else AutoModelForImageTextToText
             with no_progress_bars(transformers_logging):
                 self._chat = Chat(path, key=self._key, device=device, dtype=dtype)
-                loaded: Any = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)
+                loaded: Any = kind.from_pretrained(path, dtype=dtype, output_loading_info=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise RecipeError(
                 f"{self._key}.model: {path!r} does not load as an image-text-to-text checkpoint"

@@ -172,7 +172,7 @@ def _weights(config: HeadConfig, *, key: str) -> dict[str, Tensor]:
 
 def _trunk(base: str, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
     """The model below the heads; transformers knows both namings of its weights."""
-    settings: Any = AutoConfig.from_pretrained(base)
+    settings: Any = AutoConfig.from_pretrained(base, trust_remote_code=False)
     own = {name: value for name, value in weights.items() if not name.startswith("rm_head")}
     # The tokenizer's length with the reward token, shorter than that of the base.
     embeddings = next((name for name in own if name.endswith("embed_tokens.weight")), None)
@@ -180,7 +180,9 @@ def _trunk(base: str, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
         raise KeyError("the weights lack embed_tokens.weight.")
     settings.text_config.vocab_size = own[embeddings].shape[0]
     cls: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(settings)]
-    model, report = cls.from_pretrained(None, config=settings, state_dict=own, dtype=dtype, output_loading_info=True)
+    model, report = cls.from_pretrained(
+        None, config=settings, state_dict=own, dtype=dtype, output_loading_info=True, trust_remote_code=False
+    )
     if missing := sorted({*report["missing_keys"], *map(str, report["mismatched_keys"])} - {"lm_head.weight"}):
         raise KeyError(f"the weights lack {missing_weights(missing)}.")
     return model.model

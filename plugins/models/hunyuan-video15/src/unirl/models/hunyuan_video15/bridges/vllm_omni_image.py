@@ -65,6 +65,8 @@ def _pipeline() -> type:
         def __init__(self, *, od_config: Any, prefix: str = "") -> None:
             super().__init__(od_config=od_config, prefix=prefix)
             folder = f"{od_config.model}/feature_extractor"
-            self.feature_extractor = SiglipImageProcessorPil.from_pretrained(folder, local_files_only=True)
+            self.feature_extractor = SiglipImageProcessorPil.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
 
     return Pipeline

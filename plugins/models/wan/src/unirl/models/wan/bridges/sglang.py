@@ -156,7 +156,7 @@ def _features(pipeline: Any, frame: Any, *, device: Any) -> Tensor:
         image_encoder=pipeline.get_module("image_encoder"),
         # Scaled with Pillow, as in training.
         image_processor=CLIPImageProcessorPil.from_pretrained(
-            f"{pipeline.model_path}/image_processor", local_files_only=True
+            f"{pipeline.model_path}/image_processor", local_files_only=True, trust_remote_code=False
         ),
     )
     with set_forward_context(current_timestep=0, attn_metadata=None):

@@ -133,7 +133,7 @@ class WanFirstFrameInVllmOmni(WanSource, WanInVllmOmni):
                 self.check_length(sampling)
                 # Scaled with Pillow, as in training.
                 pipeline.image_processor = CLIPImageProcessorPil.from_pretrained(
-                    f"{pipeline.od_config.model}/image_processor", local_files_only=True
+                    f"{pipeline.od_config.model}/image_processor", local_files_only=True, trust_remote_code=False
                 )
                 result["image_embeds"] = pipeline.encode_image(frame)
         return result

@@ -1,0 +1,131 @@
+"""A recipe of someone else runs nothing of theirs: code that settings name is listed, and foreign code needs a flag."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unirl.core.cli import main
+
+ROOT = Path(__file__).parents[1]
+FUNCTION = ("quickstart", "+reward@reward.mine=function")
+TEXT = ("quickstart-text", "+reward@reward.mine=unit-tests", "data.eval=null")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for place in (tmp_path, folder):
+        (place / "light.py").write_text("raise SystemExit('it ran')\ndef score(images): return [0.0] * len(images)\n")
+    (folder / "link.py").symlink_to(tmp_path / "light.py")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def composed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    with pytest.raises(SystemExit):
+        main(["compose", *words, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+FOREIGN = [
+    ("reward.mine.target", (*FUNCTION, "reward.mine.target=subprocess:getoutput")),
+    ("reward.mine.target", (*FUNCTION, "reward.mine.target=../light.py:score")),
+    ("reward.mine.target", (*FUNCTION, "reward.mine.target=link.py:score")),
+    ("reward.mine.target", (*FUNCTION, "reward.mine.target=unirl.core.plugins.catalog:import_module")),
+    ("reward.mine.target", (*FUNCTION, "reward.mine.target=unirl.rewards.rules.function:did_you_mean")),
+    ("sampling.kernel", ("quickstart", "sampling.kernel=antigravity:Kernel")),
+    ("eval.sampling.guidance_mode", ("quickstart", "+eval.sampling.guidance_mode=antigravity:Guidance")),
+    ("model.trust_remote_code", ("quickstart-text", "model=causal-lm", "model.trust_remote_code=true")),
+    ("model.trust_remote_code", ("quickstart-vl", "model=vlm", "model.trust_remote_code=true")),
+    ("reward.mine.command", (*TEXT, "reward.mine.isolation=command", "reward.mine.command=[sh,-c,id]")),
+    ("reward.mine.isolation", (*TEXT, "reward.mine.isolation=none", "reward.mine.network=unisolated")),
+    ("reward.mine.serve", ("quickstart", "+reward@reward.mine=remote", "reward.mine.serve=../a.yaml")),
+    ("engine.env_dir", ("quickstart-text", "engine=vllm", "engine.env_dir=/srv")),
+    ("engine.extra.trust_remote_code", ("quickstart-text", "engine=vllm", "+engine.extra.trust_remote_code=true")),
+    ("engine.extra.worker_cls", ("quickstart-text", "engine=vllm", "+engine.extra.worker_cls=evil.Worker")),
+    ("launcher.environment.PYTHONPATH", ("quickstart", "launcher=ray", "+launcher.environment.PYTHONPATH=evil")),
+    ("engine.extra.args", ("quickstart-text", "engine=vllm", "+engine.extra.args={a: [{trust_remote_code: true}]}")),
+]
+
+
+@pytest.mark.parametrize(("key", "words"), FOREIGN, ids=lambda value: value if isinstance(value, str) else value[-1])
+def test_foreign_code_is_listed_and_refused_without_the_flag(
+    capsys: pytest.CaptureFixture[str], key: str, words: tuple[str, ...]
+) -> None:
+    refused = composed(capsys, *words)
+    assert {one["key"]: one["is_foreign"] for one in refused["code"]}[key]
+    assert key in {reason["key"] for reason in refused["reasons"]}
+    assert all("--allow-code" in reason["text"] for reason in refused["reasons"])
+    if not key.startswith(("sampling", "eval")):
+        # A class that cannot be imported is refused for that, with the flag.
+        allowed = composed(capsys, *words, "--allow-code")
+        assert allowed["code"] == refused["code"]
+        assert not any("--allow-code" in reason["text"] for reason in allowed["reasons"])
+
+
+@pytest.mark.parametrize(
+    "target", ["light.py:score", "unirl.rewards.rules.function:mean_red", "unirl.quickstart.naming:color_and_shape"]
+)
+def test_code_of_plugins_and_of_the_own_folder_is_listed_and_runs(
+    capsys: pytest.CaptureFixture[str], own_folder: Path, target: str
+) -> None:
+    plan = composed(capsys, *FUNCTION, f"reward.mine.target={target}")
+    (code,) = plan["code"]
+    assert code["key"] == "reward.mine.target" and not code["is_foreign"]
+    assert not any("--allow-code" in reason["text"] for reason in plan["reasons"])
+
+
+def test_an_environment_in_the_own_folder_is_not_the_users_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the standard library is below the current folder."""
+    monkeypatch.chdir("/")
+    (code,) = composed(capsys, *FUNCTION, "reward.mine.target=subprocess:getoutput")["code"]
+    assert code["is_foreign"]
+
+
+@pytest.mark.parametrize("command", [("train",), ("train", "--multirun"), ("plan",)])
+def test_every_command_that_takes_a_recipe_refuses(
+    capsys: pytest.CaptureFixture[str], own_folder: Path, command: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*command, *FUNCTION, "reward.mine.target=../light.py:score"])
+    said = capsys.readouterr()
+    assert caught.value.code == 1 and "--allow-code" in said.out + said.err and "it ran" not in said.out + said.err
+
+
+def test_a_run_of_someone_else_is_not_resumed_without_the_flag(
+    capsys: pytest.CaptureFixture[str], own_folder: Path
+) -> None:
+    folder = own_folder / "runs" / "theirs"
+    folder.mkdir(parents=True)
+    recorded = {"recipe": FUNCTION[0], "overrides": [FUNCTION[1], "reward.mine.target=../light.py:score"]}
+    (folder / "recipe.json").write_text(json.dumps(recorded))
+    with pytest.raises(SystemExit):
+        main(["train", "--resume", str(folder)])
+    assert "reward.mine.target" in (said := capsys.readouterr().err) and "--allow-code" in said
+
+
+def test_every_load_of_a_checkpoint_says_whether_its_code_may_run() -> None:
+    """Without `trust_remote_code`, transformers asks on the terminal. `GenerationConfig`, which has no code, keeps what
+    it is given."""
+    calls: list[str] = []
+    for folder in ("packages", "plugins", "benchmarks"):
+        for file in (ROOT / folder).rglob("*.py"):
+            if {"tests", ".venv", "build"} & {*file.relative_to(ROOT).parts}:
+                continue
+            for node in ast.walk(ast.parse(file.read_bytes())):
+                if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                    continue
+                owner = ast.unparse(node.func.value)
+                if node.func.attr != "from_pretrained" or owner in ("generation", "DiffGenerator"):
+                    continue
+                names = [keyword.arg for keyword in node.keywords]
+                calls.append(f"{file}:{node.lineno}" if "trust_remote_code" not in names else "")
+    assert len(calls) > 50
+    assert [call for call in calls if call] == []
