@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
 from unirl.core.errors import CheckpointError
 from unirl.core.roles import Job
-from unirl.train_host.checkpoint import read_tensors, write
+from unirl.train_host.checkpoint import read_keys, read_tensors, write
 
 CASES = {
     "lora": {"lr_schedule": "cosine", "lr_warmup_steps": 2},
@@ -47,6 +47,8 @@ def run(backend, steps):
 
 def everything(backend):
     tensors = {**backend._weight_tensors(), **backend._optimizer.moments()}
+    for policy, copy in backend._copies.items():
+        tensors |= {f"{policy}/{name}": value for name, value in copy.values.items()}
     return {name: (t.full_tensor() if hasattr(t, "full_tensor") else t).clone() for name, t in tensors.items()}
 
 
@@ -87,12 +89,29 @@ def test_a_frozen_base_is_not_in_a_lora_checkpoint(tmp_path):
     backend, _ = make_backend()
     run(backend, [0])
     backend.save(tmp_path)
-    from unirl.train_host.checkpoint import read_keys
-
     names = read_keys(tmp_path)
     assert all("lora_" in name for name in names)
     # Eight adapter weights, each with two moments and a step count.
     assert len(names) == 8 * 4
+
+
+def test_a_reference_copy_is_not_in_a_checkpoint_and_must_be_the_same_again(tmp_path):
+    settings = {"trains": "full", "reference_copy": True, "ema": AverageConfig(kind="constant")}
+    backend, model = make_backend(**settings)
+    run(backend, [0])
+    backend.save(tmp_path / "backend")
+    names = read_keys(tmp_path / "backend")
+    # Each weight with its average, two moments and a step count.
+    assert len(names) == 5 * len(dict(model.trainable.named_parameters()))
+    assert {name.partition("/")[0] for name in names} == {"weights", "ema", "adam"}
+    other = ToyModel()
+    with torch.no_grad():
+        next(other.trainable.parameters()).view(-1)[0] += 1e-3
+    changed, _ = make_backend(other, **settings)
+    before = everything(changed)
+    with pytest.raises(CheckpointError, match=r"reference_checksum = .*with the recipe and the base checkpoint that"):
+        changed.load(tmp_path / "backend")
+    assert all(torch.equal(value, before[name]) for name, value in everything(changed).items())
 
 
 @pytest.fixture
@@ -107,6 +126,11 @@ def _cut(path, size):
     path.write_bytes(path.read_bytes()[:size])
 
 
+def _replaced(path, old, new):
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
 BREAKS = {
     "data cut": (lambda folder: [_cut(p, 3000) for p in folder.glob("*.distcp")], "is truncated, 3000 bytes"),
     "data missing": (lambda folder: [p.unlink() for p in folder.glob("*.distcp")], "is missing"),
@@ -114,6 +138,10 @@ BREAKS = {
     "metadata missing": (lambda folder: (folder / ".metadata").unlink(), "never completed"),
     "facts cut": (lambda folder: _cut(folder / "training.json", 30), "training.json: cannot be read"),
     "facts missing": (lambda folder: (folder / "training.json").unlink(), "training.json is missing"),
+    "facts of another version": (
+        lambda folder: _replaced(folder / "training.json", '"format": 2', '"format": 1'),
+        "got format 1, expected 2. Resume with the version that wrote it",
+    ),
     "folder missing": (lambda folder: shutil.rmtree(folder), "training.json is missing"),
 }
 
