@@ -3,7 +3,9 @@
 import dataclasses
 import enum
 import pickle
+import resource
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
 from unirl.core.errors import CheckpointError
 from unirl.core.roles import Job
+from unirl.loop.checkpoints import Checkpoints
 from unirl.train_host.checkpoint import read_keys, read_tensors, write
 
 CASES = {
@@ -184,6 +187,26 @@ def test_a_disk_that_refuses_is_an_os_error(tmp_path):
     backend, _ = make_backend()
     with pytest.raises(OSError, match="file"):
         backend.save(blocked)
+
+
+@pytest.fixture
+def short_files():
+    """Files past 2 KB fail in this process, as on a full disk."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_disk_that_fills_up_inside_torchs_writer_leaves_the_checkpoints_before_it(tmp_path, short_files):
+    """The writer's own error ends a run: torch may tell of positions in a file, and nothing of a disk."""
+    backend, _ = make_backend()
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, write=lambda folder: None, state={})
+    with pytest.raises(CheckpointError, match=r"step-000002: the checkpoint could not be written: .*: step-000001\. When"):
+        checkpoints.save(2, write=backend.save, state={})
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["step-000001"]
 
 
 class Payload:
