@@ -98,7 +98,7 @@ def test_whatever_a_writer_raises_says_what_is_whole_and_removes_what_is_not(
         raise error
 
     pattern = rf"^\S*step-000006: the checkpoint could not be written: .*{says} checkpoints are intact: step-000002, step-"
-    with pytest.raises(CheckpointError, match=pattern + r"000004\. When it failed, [\d.]+ MiB of \d+ MiB are free in ") as e:
+    with pytest.raises(CheckpointError, match=pattern + r"000004\. When it failed, [\d.]+ MiB of \d+ MiB of the disk were free; ") as e:
         checkpoints.save(6, write=fail, state={})
     assert e.value.__cause__ is error
     assert names(checkpoints) == ["step-000002", "step-000004"]

@@ -31,15 +31,19 @@ def writing(path: Path) -> Generator[None]:
 def disk_full(path: Path, error: OSError) -> DiskFull:
     """The error of a write that did not fit."""
     return DiskFull(
-        f"{path}: could not be written: {error.strerror}. {free_space(path)}. Free some space, or raise the quota."
+        f"{path}: could not be written: {error.strerror}. {free_space(path)} are free in {_folder(path)}. Free some "
+        "space, or raise the quota."
     )
 
 
 def free_space(path: Path) -> str:
-    """A sentence, without its period, on the free space where a path is, or would be."""
-    folder = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
-    usage = shutil.disk_usage(folder)
-    return f"{usage.free / 2**20:.1f} MiB of {usage.total / 2**20:.0f} MiB are free in {folder}"
+    """The free space of the disk that a path is on, or would be, such as `0.5 MiB of 1024 MiB`."""
+    usage = shutil.disk_usage(_folder(path))
+    return f"{usage.free / 2**20:.1f} MiB of {usage.total / 2**20:.0f} MiB"
+
+
+def _folder(path: Path) -> Path:
+    return next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
 
 
 def is_at(handle: int, path: Path) -> bool:

@@ -84,7 +84,8 @@ class Checkpoints:
                 raise
             reason = (isinstance(error, OSError) and error.strerror) or str(error).strip() or repr(error)
             raise CheckpointError(
-                f"{final}: the checkpoint could not be written: {reason.splitlines()[0].rstrip('.')}. {intact} When it failed, {free}."
+                f"{final}: the checkpoint could not be written: {reason.splitlines()[0].rstrip('.')}. {intact} When it failed, "
+                f"{free} of the disk were free; make room if that was too little."
             ) from error
         self._retire(step)
         return final
