@@ -189,6 +189,14 @@ def test_a_disk_that_refuses_is_an_os_error(tmp_path):
         backend.save(blocked)
 
 
+def test_a_folder_that_another_machine_does_not_see_is_not_made_there(tmp_path):
+    """The driver makes the folder of a checkpoint; where it is missing, no file system is shared, and tensors are lost."""
+    backend, _ = make_backend()
+    with pytest.raises(FileNotFoundError):
+        backend.save(tmp_path / ".part-step-000001" / "backend")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture
 def short_files():
     """Files past 2 KB fail in this process, as on a full disk."""
