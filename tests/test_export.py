@@ -29,8 +29,8 @@ from unirl.loop.parts import Parts
 from unirl.loop.run import train
 from unirl.models.wan.tiny import write_wan21, write_wan22
 from unirl.quickstart import checkpoint_path
-from unirl.tools.export.card import base_license
 from unirl.tools.export import exporting
+from unirl.tools.export.card import base_license
 from unirl.tools.export.exporting import export
 from unirl.train_host import checkpoint as train_host_checkpoint
 
@@ -424,7 +424,9 @@ def test_a_checkpoint_that_a_run_removes_during_an_export_gives_way_to_the_next(
     shutil.copytree(whole, run)
     old, new = (run / "checkpoints" / f"step-00000{step}" for step in (1, 2))
     new.rename(run / "next")
-    place, name = (exporting, "build_model") if when == "before it is opened" else (train_host_checkpoint, "read_tensors")
+    place, name = (
+        (exporting, "build_model") if when == "before it is opened" else (train_host_checkpoint, "read_tensors")
+    )
     inner = getattr(place, name)
 
     def rotate(*args: Any, **named: Any) -> Any:

@@ -213,7 +213,9 @@ def test_a_checkpoint_has_weights_averages_and_moments_and_no_reference(one: Mem
     weights, tensors = size.trained_elements, size.tuned_tensors
     assert one.checkpoint_bytes == 12 * weights + 4 * tensors + 1850 * 4 * tensors
     copies = ("backend.reference_copy=true", "backend.ema.kind=constant", "algorithm.kl_coef=0.01")
-    assert planned("quickstart", *copies, of=one).checkpoint_bytes - one.checkpoint_bytes == 4 * weights + 1850 * tensors
+    assert (
+        planned("quickstart", *copies, of=one).checkpoint_bytes - one.checkpoint_bytes == 4 * weights + 1850 * tensors
+    )
     # Each rank writes its shards; step counts are not sharded.
     ranks = planned("quickstart", *RAY, of=one)
     assert ranks.checkpoint_bytes - one.checkpoint_bytes == 1850 * 3 * 3 * tensors

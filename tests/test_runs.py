@@ -320,7 +320,10 @@ def test_a_full_disk_stops_the_run_and_keeps_the_checkpoints_before_it(start: Ca
     # Files past 1 MB cannot be written, as on a full disk: the weights are larger, the event log is not.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        with pytest.raises(CheckpointError, match=rf"could not be written: .*{answer('a checkpoint that cannot be written')}: step-000001"):
+        with pytest.raises(
+            CheckpointError,
+            match=rf"could not be written: .*{answer('a checkpoint that cannot be written')}: step-000001",
+        ):
             start("run", "run.max_steps=2", resume=first.folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

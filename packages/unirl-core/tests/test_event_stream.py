@@ -77,7 +77,9 @@ def test_a_stream_whose_file_is_gone_says_so_at_the_next_event(tmp_path: Path, l
     stream.emit("step", step=1)
     stream.check()
     lose(path.parent)
-    with pytest.raises(RunFolderError, match=r"run/events\.jsonl: .* is gone: it, or its run folder, was deleted, moved"):
+    with pytest.raises(
+        RunFolderError, match=r"run/events\.jsonl: .* is gone: it, or its run folder, was deleted, moved"
+    ):
         stream.emit("step", step=2)
     with pytest.raises(RunFolderError, match="is gone"):
         stream.check()

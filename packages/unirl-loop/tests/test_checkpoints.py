@@ -97,8 +97,12 @@ def test_whatever_a_writer_raises_says_what_is_whole_and_removes_what_is_not(
         write(folder)
         raise error
 
-    pattern = rf"^\S*step-000006: the checkpoint could not be written: .*{says} checkpoints are intact: step-000002, step-"
-    with pytest.raises(CheckpointError, match=pattern + r"000004\. When it failed, [\d.]+ MiB of \d+ MiB of the disk were free; ") as e:
+    pattern = (
+        rf"^\S*step-000006: the checkpoint could not be written: .*{says} checkpoints are intact: step-000002, step-"
+    )
+    with pytest.raises(
+        CheckpointError, match=pattern + r"000004\. When it failed, [\d.]+ MiB of \d+ MiB of the disk were free; "
+    ) as e:
         checkpoints.save(6, write=fail, state={})
     assert e.value.__cause__ is error
     assert names(checkpoints) == ["step-000002", "step-000004"]
@@ -239,7 +243,9 @@ def test_no_flipped_bit_of_a_manifest_changes_what_is_loaded(tmp_path: Path) -> 
 
 def test_a_checkpoint_under_another_name_is_refused(checkpoints: Checkpoints) -> None:
     shutil.copytree(checkpoints.folder / "step-000002", checkpoints.folder / "step-000006")
-    with pytest.raises(CheckpointError, match=r"step-000006: manifest\.json is of step-000002, so the folder was renamed"):
+    with pytest.raises(
+        CheckpointError, match=r"step-000006: manifest\.json is of step-000002, so the folder was renamed"
+    ):
         checkpoints.load()
 
 
@@ -271,7 +277,9 @@ def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
 def test_another_format_is_refused(checkpoints: Checkpoints) -> None:
     path = checkpoints.folder / "step-000004" / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
-    with pytest.raises(CheckpointError, match=r"format 99 .* reads format 2, " + answer("a checkpoint of an earlier version")):
+    with pytest.raises(
+        CheckpointError, match=r"format 99 .* reads format 2, " + answer("a checkpoint of an earlier version")
+    ):
         checkpoints.load()
 
 

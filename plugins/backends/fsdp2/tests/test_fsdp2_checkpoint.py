@@ -212,7 +212,9 @@ def test_a_disk_that_fills_up_inside_torchs_writer_leaves_the_checkpoints_before
     backend, _ = make_backend()
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(1, write=lambda folder: None, state={})
-    with pytest.raises(CheckpointError, match=r"step-000002: the checkpoint could not be written: .*: step-000001\. When"):
+    with pytest.raises(
+        CheckpointError, match=r"step-000002: the checkpoint could not be written: .*: step-000001\. When"
+    ):
         checkpoints.save(2, write=backend.save, state={})
     assert [path.name for path in checkpoints.folder.iterdir()] == ["step-000001"]
 

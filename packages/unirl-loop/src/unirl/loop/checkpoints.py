@@ -83,9 +83,10 @@ class Checkpoints:
                 error.add_note(f"{final}: the checkpoint was not written. {intact}")
                 raise
             reason = (isinstance(error, OSError) and error.strerror) or str(error).strip() or repr(error)
+            reason = reason.splitlines()[0].rstrip(".")
             raise CheckpointError(
-                f"{final}: the checkpoint could not be written: {reason.splitlines()[0].rstrip('.')}. {intact} When it failed, "
-                f"{free} of the disk were free; make room if that was too little."
+                f"{final}: the checkpoint could not be written: {reason}. {intact} When it failed, {free} of "
+                "the disk were free; make room if that was too little."
             ) from error
         self._retire(step)
         return final
@@ -118,7 +119,9 @@ class Checkpoints:
         """Steps that have a checkpoint, rising."""
         # By their names alone: a folder that is gone when it is looked at would hide that another has come.
         names = [path.name for path in self.folder.glob("step-*")]
-        return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name) and name == _name(int(name[5:])))
+        return sorted(
+            int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name) and name == _name(int(name[5:]))
+        )
 
     def at(self, step: int) -> Path:
         """The folder of a step's checkpoint, whether it is there or not."""

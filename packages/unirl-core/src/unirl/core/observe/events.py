@@ -19,8 +19,8 @@ class EventStream:
     """Appends events to `events.jsonl` and hands each to the listeners, in order.
 
     A line is written and flushed before any listener sees it; the file is only ever appended to. A last line that a
-    crash cut off is removed when the stream opens. Raises DiskFull for a line that does not fit, and RunFolderError once
-    the file is not at its path any more.
+    crash cut off is removed when the stream opens. Raises DiskFull for a line that does not fit, and RunFolderError
+    once the file is not at its path any more.
     """
 
     def __init__(self, path: Path | None = None, *, step: int = 0) -> None:
@@ -62,8 +62,8 @@ class EventStream:
         if self._file is not None and not is_at(self._file.fileno(), path := Path(self._file.name)):
             self._gone = (
                 f"{path}: the file that this run writes to is gone: it, or its run folder, was deleted, moved or "
-                "replaced. The run stops, because nothing more of it can be saved here. Resume it from where the folder "
-                "was moved to; start the run anew if it was deleted."
+                "replaced. The run stops, because nothing more of it can be saved here. Resume it from where the "
+                "folder was moved to; start the run anew if it was deleted."
             )
             self.close()
         if self._gone:

@@ -106,9 +106,7 @@ def build_model(source: RunSource, *, catalog: Catalog) -> Model:
     return build_part(choice, catalog, device="cpu", **context)
 
 
-def build_backend(
-    source: RunSource, model: Model, *, step: int | None, catalog: Catalog
-) -> tuple[Backend, RunSource]:
+def build_backend(source: RunSource, model: Model, *, step: int | None, catalog: Catalog) -> tuple[Backend, RunSource]:
     """The backend with the weights of the checkpoint, in this process alone; and what they are of.
 
     step: that was asked for. Without one, a checkpoint that a run removes while it is read gives way to the newest.
