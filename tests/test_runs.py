@@ -21,6 +21,7 @@ from unirl.core.cli import main
 from unirl.core.errors import CheckpointError, RewardFailed, RunFolderError
 from unirl.core.recipe.compose import compose
 from unirl.core.types.event import Event
+from unirl.loop.checkpoints import Checkpoints
 from unirl.loop.run import RunResult, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -207,11 +208,14 @@ def test_a_run_that_hashed_more_settings_resumes_and_another_recipe_is_still_ref
 ) -> None:
     """Runs from before `rounding_only`: their manifests have other hashes, and settings that no longer count."""
     first = start("run", "run.max_steps=2", "run.stop_at=1", "train.micro_batch_size=4")
-    manifest = first.folder / "checkpoints" / "step-000001" / "manifest.json"
-    saved = json.loads(manifest.read_text())
-    saved["state"]["plan_hash"] = "0" * 16
-    saved["state"]["numbers"] |= {"train.micro_batch_size": 4, "engine.forward_batch": 0}
-    manifest.write_text(json.dumps(saved))
+    checkpoints = Checkpoints(first.folder / "checkpoints")
+    saved = checkpoints.load()
+    numbers = {**saved.state["numbers"], "train.micro_batch_size": 4, "engine.forward_batch": 0}
+
+    def write(folder: Path) -> None:
+        shutil.copytree(saved.backend_folder(""), folder, dirs_exist_ok=True)
+
+    checkpoints.save(1, write=write, state={**saved.state, "plan_hash": "0" * 16, "numbers": numbers})
     with pytest.raises(CheckpointError, match=r"another recipe: backend\.lr was [\d.e-]+, is 5\.0\. Resume"):
         start("run", "run.max_steps=2", "backend.lr=5", resume=first.folder)
     second = start("run", "run.max_steps=2", "train.micro_batch_size=2", resume=first.folder)
