@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from unirl.core.cli import main
-from unirl.core.errors import DiskFull, RunFolderError
+from unirl.core.errors import CheckpointError, DiskFull, RunFolderError
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.loop.build import build_parts
@@ -29,8 +29,10 @@ from unirl.loop.parts import Parts
 from unirl.loop.run import train
 from unirl.models.wan.tiny import write_wan21, write_wan22
 from unirl.quickstart import checkpoint_path
+from unirl.tools.export import exporting
 from unirl.tools.export.card import base_license
 from unirl.tools.export.exporting import export
+from unirl.train_host import checkpoint as train_host_checkpoint
 
 LORA = ["backend.trains=lora", "backend.lora.rank=4", "backend.lora.alpha=6", "backend.lr=1e-2"]
 """A scale of 1.5, and a rate that moves the outputs far within two steps."""
@@ -55,6 +57,8 @@ JOINT = [
     "~tracker.report",
 ]
 EMA = ["backend.ema.kind=constant", "backend.ema.decay=0.5"]
+
+LORA_FILE = "pytorch_lora_weights.safetensors"
 
 Trained = Callable[..., Path]
 
@@ -408,6 +412,41 @@ def test_an_export_that_cannot_be_made_gets_one_clear_error_and_leaves_nothing(
     ):
         assert says in refused(capsys, "export", *words)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "empty", "there", "unsaved"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before it is opened", "while it is read"])
+def test_a_checkpoint_that_a_run_removes_during_an_export_gives_way_to_the_next(
+    trained: Trained, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """As a run beside the export does with run.keep=1: the next one comes, then the old one goes, under another name."""
+    whole, run = trained("quickstart", *IMAGES, *LORA, *EMA), tmp_path / "run"
+    shutil.copytree(whole, run)
+    old, new = (run / "checkpoints" / f"step-00000{step}" for step in (1, 2))
+    new.rename(run / "next")
+    place, name = (
+        (exporting, "build_model") if when == "before it is opened" else (train_host_checkpoint, "read_tensors")
+    )
+    inner = getattr(place, name)
+
+    def rotate(*args: Any, **named: Any) -> Any:
+        if (run / "next").exists():
+            (run / "next").rename(new)
+            old.rename(old.with_name(f".old-{old.name}"))
+        return inner(*args, **named)
+
+    monkeypatch.setattr(place, name, rotate)
+    assert export(run, tmp_path / "out", catalog=catalog).checkpoint.step == 2
+    expected = exported(whole, tmp_path / "expected", catalog, step=2)
+    assert (tmp_path / "out" / LORA_FILE).read_bytes() == (expected / LORA_FILE).read_bytes()
+    assert (expected / LORA_FILE).read_bytes() != (
+        exported(whole, tmp_path / "first", catalog, step=1) / LORA_FILE
+    ).read_bytes()
+    new.rename(run / "next")
+    (old.parent / f".old-{old.name}").rename(old)
+    with pytest.raises(CheckpointError, match=r"step-000001: there is no such checkpoint; .*step-000002"):
+        export(run, tmp_path / "asked", catalog=catalog, step=1)
+    assert not (tmp_path / "asked").exists()
 
 
 @pytest.mark.slow

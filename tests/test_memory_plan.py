@@ -17,6 +17,7 @@ from small_runs import catalog
 from unirl.core.cli import cli
 from unirl.core.errors import RecipeError
 from unirl.core.recipe.compose import compose
+from unirl.loop.run import train
 from unirl.models.wan.tiny import write_wan21
 from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
 from unirl.train_host.sharding import recompute
@@ -206,6 +207,48 @@ def test_operations_follow_samples_steps_and_branches(one: MemoryPlan) -> None:
     assert (guided.flops.generate, guided.flops.reference) == (20 * row, 10 * row)
 
 
+def test_a_checkpoint_has_weights_averages_and_moments_and_no_reference(one: MemoryPlan) -> None:
+    """Of W parameters in fp32: weights, two moments and each average; besides elements, 1850 bytes for each tensor."""
+    size = one.size
+    weights, tensors = size.trained_elements, size.tuned_tensors
+    assert one.checkpoint_bytes == 12 * weights + 4 * tensors + 1850 * 4 * tensors
+    copies = ("backend.reference_copy=true", "backend.ema.kind=constant", "algorithm.kl_coef=0.01")
+    assert (
+        planned("quickstart", *copies, of=one).checkpoint_bytes - one.checkpoint_bytes == 4 * weights + 1850 * tensors
+    )
+    # Each rank writes its shards; step counts are not sharded.
+    ranks = planned("quickstart", *RAY, of=one)
+    assert ranks.checkpoint_bytes - one.checkpoint_bytes == 1850 * 3 * 3 * tensors
+    for words, most in (
+        (("run.max_steps=10", "run.save_every=2"), 3),
+        (("run.max_steps=10", "run.save_every=2", "run.keep=0"), 5),
+        (("run.max_steps=10", "run.save_every=9"), 2),
+        (("run.max_steps=10", "run.save_every=0"), 1),
+    ):
+        assert planned("quickstart", *words, of=one).num_checkpoints == most, words
+
+
+SAVED = {
+    "full": ("quickstart",),
+    "lora": ("quickstart", "backend.trains=lora"),
+    "text": ("quickstart-text", "advantage.constant_reward=skip", "backend.lagged.kind=linear"),
+    "copies": ("quickstart", "algorithm.kl_coef=0.01", "backend.reference_copy=true", "backend.ema.kind=constant"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAVED)
+def test_a_checkpoint_is_as_large_as_planned(name: str, tmp_path: Path) -> None:
+    """Elements are counted exactly; the rest, by a measured constant, is within a hundredth of the whole."""
+    recipe, *words = SAVED[name]
+    words += [*SMALL, "eval=null", "run.max_steps=1", f"run.dir={tmp_path / 'run'}"]
+    plan = compose(recipe, words, catalog=catalog())
+    train(plan, catalog=catalog(), overrides=words)
+    files = [path for path in (tmp_path / "run/checkpoints/step-000001").rglob("*") if path.is_file()]
+    planned_bytes = memory_plan(plan, catalog=catalog()).checkpoint_bytes
+    assert planned_bytes == pytest.approx(sum(path.stat().st_size for path in files), rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -226,6 +269,8 @@ def test_the_command_says_what_does_not_fit_and_ends_with_1() -> None:
     (problem,) = json.loads(result.stdout)["problems"]
     assert problem.startswith("train: needs 0.3 GiB of each device, expected at most 0.2 GiB. Largest: activations 0.3")
     wrong = CliRunner().invoke(cli, ["plan", "quickstart", "--device-memory", "80 apples"])
+    shown = CliRunner().invoke(cli, ["plan", "quickstart", "run.save_every=9", "run.max_steps=90"])
+    assert "checkpoint: 5.8 MiB; 3 on disk at most: 17.3 MiB" in shown.output
     assert wrong.exit_code == 2 and "expected a size such as 80GiB" in wrong.output
 
 

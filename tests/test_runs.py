@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -17,8 +18,10 @@ from bad_input_page import answer
 from small_runs import catalog, copy_up_to, events, flat, start_command
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from unirl.core.cli import main
-from unirl.core.errors import CheckpointError, RewardFailed
+from unirl.core.errors import CheckpointError, RewardFailed, RunFolderError
 from unirl.core.recipe.compose import compose
+from unirl.core.types.event import Event
+from unirl.loop.checkpoints import Checkpoints
 from unirl.loop.run import RunResult, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -205,11 +208,14 @@ def test_a_run_that_hashed_more_settings_resumes_and_another_recipe_is_still_ref
 ) -> None:
     """Runs from before `rounding_only`: their manifests have other hashes, and settings that no longer count."""
     first = start("run", "run.max_steps=2", "run.stop_at=1", "train.micro_batch_size=4")
-    manifest = first.folder / "checkpoints" / "step-000001" / "manifest.json"
-    saved = json.loads(manifest.read_text())
-    saved["state"]["plan_hash"] = "0" * 16
-    saved["state"]["numbers"] |= {"train.micro_batch_size": 4, "engine.forward_batch": 0}
-    manifest.write_text(json.dumps(saved))
+    checkpoints = Checkpoints(first.folder / "checkpoints")
+    saved = checkpoints.load()
+    numbers = {**saved.state["numbers"], "train.micro_batch_size": 4, "engine.forward_batch": 0}
+
+    def write(folder: Path) -> None:
+        shutil.copytree(saved.backend_folder(""), folder, dirs_exist_ok=True)
+
+    checkpoints.save(1, write=write, state={**saved.state, "plan_hash": "0" * 16, "numbers": numbers})
     with pytest.raises(CheckpointError, match=r"another recipe: backend\.lr was [\d.e-]+, is 5\.0\. Resume"):
         start("run", "run.max_steps=2", "backend.lr=5", resume=first.folder)
     second = start("run", "run.max_steps=2", "train.micro_batch_size=2", resume=first.folder)
@@ -318,13 +324,45 @@ def test_a_full_disk_stops_the_run_and_keeps_the_checkpoints_before_it(start: Ca
     # Files past 1 MB cannot be written, as on a full disk: the weights are larger, the event log is not.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        with pytest.raises(CheckpointError, match=rf"could not be written: .*{answer('a full disk')}: step-000001"):
+        with pytest.raises(
+            CheckpointError,
+            match=rf"could not be written: .*{answer('a checkpoint that cannot be written')}: step-000001",
+        ):
             start("run", "run.max_steps=2", resume=first.folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert [path.name for path in (first.folder / "checkpoints").iterdir()] == ["step-000001"]
     assert start("run", "run.max_steps=2", resume=first.folder).status == "done"
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
+def test_a_run_whose_folder_goes_stops_with_an_error_and_writes_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """After the first of three steps. The folder does not come back, and that of another run is left alone."""
+    words = [*SMALL, "run.dir=run", "run.max_steps=3", "run.save_every=1"]
+    monkeypatch.chdir(tmp_path)
+
+    def lose(event: Event) -> None:
+        if event.kind == "checkpoint_saved" and event.step == 1:
+            Path("run").rename("moved")
+            if how == "deleted":
+                shutil.rmtree("moved")
+            elif how == "replaced":
+                Path("run").mkdir()
+                Path("run/events.jsonl").touch()
+
+    plan = compose("quickstart", words, catalog=catalog())
+    with pytest.raises(RunFolderError, match=answer("a run folder that is deleted or moved under its run")):
+        train(plan, catalog=catalog(), overrides=words, listeners=[lose])
+    left = {"deleted": [], "moved": ["moved"], "replaced": ["moved", "run"]}[how]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    if how == "replaced":
+        assert [path.name for path in Path("run").iterdir()] == ["events.jsonl"]
+    if how == "moved":
+        result = train(plan, catalog=catalog(), overrides=words, resume=Path("moved"))
+        assert (result.status, result.folder) == ("done", Path("moved"))
 
 
 def test_a_live_run_is_not_joined_and_a_killed_one_is_taken_over(

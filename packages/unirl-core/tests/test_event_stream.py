@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from unirl.core.errors import RunFolderError
 from unirl.core.observe.events import EventStream, read_events
 from unirl.core.types.event import Event
 
@@ -53,6 +56,37 @@ def test_a_resumed_stream_goes_on_after_a_line_that_a_crash_cut_off(tmp_path: Pa
     stream.emit("run_resumed", step=1)
     stream.close()
     assert [event.kind for event in read_events(path)] == ["step", "run_resumed"]
+
+
+def _replaced(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "events.jsonl").write_text("")
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [shutil.rmtree, lambda folder: folder.rename(folder.with_name("moved")), _replaced],
+    ids=["deleted", "moved", "replaced"],
+)
+def test_a_stream_whose_file_is_gone_says_so_at_the_next_event(tmp_path: Path, lose: Callable[[Path], None]) -> None:
+    """An open handle of a deleted file takes lines for ever. The listeners still get the end of the run."""
+    path, seen = tmp_path / "run" / "events.jsonl", list[Event]()
+    stream = EventStream(path)
+    stream.listen(seen.append)
+    stream.emit("step", step=1)
+    stream.check()
+    lose(path.parent)
+    with pytest.raises(
+        RunFolderError, match=r"run/events\.jsonl: .* is gone: it, or its run folder, was deleted, moved"
+    ):
+        stream.emit("step", step=2)
+    with pytest.raises(RunFolderError, match="is gone"):
+        stream.check()
+    stream.emit("run_finished", step=1)
+    stream.close()
+    assert [event.kind for event in seen] == ["step", "run_finished"]
+    assert not path.exists() or path.read_text() == ""
 
 
 def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:

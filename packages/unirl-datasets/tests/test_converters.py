@@ -331,6 +331,30 @@ def test_a_conversion_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert (tmp_path / "out.jsonl").read_text() == "precious"
 
 
+def test_what_a_failing_replacement_would_replace_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"images": ["a.png"], "problem": "<image>Find x.", "answer": "1"}
+    (tmp_path / "a.png").write_bytes(png(5))
+    source, replace = jsonl(tmp_path / "geo.jsonl", [row]), Path.replace
+    _, (prompt,) = converted("geometry3k", source)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    (tmp_path / "a.png").write_bytes(png(7))
+
+    def fail(self: Path, target: Path) -> Path:
+        if target.name == "out.jsonl":
+            raise OSError("no space")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        converted("geometry3k", source, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert Path(prompt.media[0].uri).read_bytes() == png(5)
+    monkeypatch.undo()
+    _, (prompt,) = converted("geometry3k", source, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert Path(prompt.media[0].uri).read_bytes() == png(7)
+
+
 def test_several_sources_make_one_file(tmp_path: Path) -> None:
     one = jsonl(tmp_path / "I.jsonl", [{"question": "Why?", "answer": "70"}])
     two = jsonl(tmp_path / "II.jsonl", [{"question": "How?", "answer": "82"}, {"question": "Why?", "answer": "70"}])

@@ -20,7 +20,7 @@ from unirl.core.errors import RecipeError, RunFailed
 from unirl.engine_host.command import command
 from unirl.engine_host.environment import FOLDER_VARIABLE, EngineEnvironment, cache_folder
 from unirl.engine_host.environment_files import COMPLETE
-from unirl.engine_host.install import install
+from unirl.engine_host.install import install, remove
 
 pytestmark = pytest.mark.slow
 
@@ -220,3 +220,18 @@ def test_a_file_in_place_of_the_folder_of_environments_is_named(
         cache_folder()
     diagnosis = diagnose(Catalog.discover())
     assert any(one.check == "engine" and "UNIRL_ENVS" in one.text for one in diagnosis.findings)
+
+
+def test_half_a_removed_environment_is_not_taken_for_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its marker may be the last file that goes, and a process may be killed before."""
+    folder = tmp_path / "environment"
+    folder.mkdir()
+    (folder / COMPLETE).touch()
+    seen: list[Path] = []
+    monkeypatch.setattr(shutil, "rmtree", seen.append)
+    remove(folder)
+    assert not folder.exists()
+    (rest,) = seen
+    assert (rest / COMPLETE).is_file()

@@ -106,6 +106,16 @@ def test_a_lock_of_another_host_is_refused_with_the_file_to_delete(tmp_path: Pat
         assert folder.stale == ""
 
 
+def test_the_lock_of_a_run_that_took_the_place_of_a_deleted_folder_stays(tmp_path: Path) -> None:
+    with held_folder(tmp_path / "run"):
+        (tmp_path / "run").rename(tmp_path / "moved")
+        other = holder(tmp_path / "run")
+    try:
+        assert json.loads((tmp_path / "run" / LOCK_FILE).read_text())["pid"] == other.pid
+    finally:
+        ended(other)
+
+
 def test_a_folder_in_which_nothing_was_written_is_gone_afterwards(tmp_path: Path) -> None:
     with held_folder(tmp_path / "runs" / "one"):
         pass

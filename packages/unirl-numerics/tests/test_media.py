@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from unirl.core.errors import BatchError, DataError
+from unirl.core.errors import BatchError, DataError, DiskFull
 from unirl.core.types.data import MediaRef
 from unirl.core.types.media import Media
 from unirl.numerics import media
@@ -158,3 +159,14 @@ def test_samples_without_images_are_not_saved(tmp_path: Path) -> None:
         save_images(Media(kind="text", values=("a",)), tmp_path, role="source")
     with pytest.raises(BatchError, match="source: got samples without media, expected images"):
         save_images(None, tmp_path, role="source")
+
+
+def test_an_image_that_does_not_fit_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Image.Image, file: Path, **options: Any) -> None:
+        file.write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", fail)
+    with pytest.raises(DiskFull, match=r"\.png: could not be written: No space left"):
+        save_images(Media(kind="image", values=torch.zeros(1, 3, 4, 4)), tmp_path / "new", role="source")
+    assert list((tmp_path / "new").iterdir()) == []

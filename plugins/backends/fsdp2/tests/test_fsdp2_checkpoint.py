@@ -3,7 +3,9 @@
 import dataclasses
 import enum
 import pickle
+import resource
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
 from unirl.core.errors import CheckpointError
 from unirl.core.roles import Job
-from unirl.train_host.checkpoint import read_tensors, write
+from unirl.loop.checkpoints import Checkpoints
+from unirl.train_host.checkpoint import read_keys, read_tensors, write
 
 CASES = {
     "lora": {"lr_schedule": "cosine", "lr_warmup_steps": 2},
@@ -47,6 +50,8 @@ def run(backend, steps):
 
 def everything(backend):
     tensors = {**backend._weight_tensors(), **backend._optimizer.moments()}
+    for policy, copy in backend._copies.items():
+        tensors |= {f"{policy}/{name}": value for name, value in copy.values.items()}
     return {name: (t.full_tensor() if hasattr(t, "full_tensor") else t).clone() for name, t in tensors.items()}
 
 
@@ -87,12 +92,29 @@ def test_a_frozen_base_is_not_in_a_lora_checkpoint(tmp_path):
     backend, _ = make_backend()
     run(backend, [0])
     backend.save(tmp_path)
-    from unirl.train_host.checkpoint import read_keys
-
     names = read_keys(tmp_path)
     assert all("lora_" in name for name in names)
     # Eight adapter weights, each with two moments and a step count.
     assert len(names) == 8 * 4
+
+
+def test_a_reference_copy_is_not_in_a_checkpoint_and_must_be_the_same_again(tmp_path):
+    settings = {"trains": "full", "reference_copy": True, "ema": AverageConfig(kind="constant")}
+    backend, model = make_backend(**settings)
+    run(backend, [0])
+    backend.save(tmp_path / "backend")
+    names = read_keys(tmp_path / "backend")
+    # Each weight with its average, two moments and a step count.
+    assert len(names) == 5 * len(dict(model.trainable.named_parameters()))
+    assert {name.partition("/")[0] for name in names} == {"weights", "ema", "adam"}
+    other = ToyModel()
+    with torch.no_grad():
+        next(other.trainable.parameters()).view(-1)[0] += 1e-3
+    changed, _ = make_backend(other, **settings)
+    before = everything(changed)
+    with pytest.raises(CheckpointError, match=r"reference_checksum = .*with the recipe and the base checkpoint that"):
+        changed.load(tmp_path / "backend")
+    assert all(torch.equal(value, before[name]) for name, value in everything(changed).items())
 
 
 @pytest.fixture
@@ -107,6 +129,11 @@ def _cut(path, size):
     path.write_bytes(path.read_bytes()[:size])
 
 
+def _replaced(path, old, new):
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
 BREAKS = {
     "data cut": (lambda folder: [_cut(p, 3000) for p in folder.glob("*.distcp")], "is truncated, 3000 bytes"),
     "data missing": (lambda folder: [p.unlink() for p in folder.glob("*.distcp")], "is missing"),
@@ -114,6 +141,10 @@ BREAKS = {
     "metadata missing": (lambda folder: (folder / ".metadata").unlink(), "never completed"),
     "facts cut": (lambda folder: _cut(folder / "training.json", 30), "training.json: cannot be read"),
     "facts missing": (lambda folder: (folder / "training.json").unlink(), "training.json is missing"),
+    "facts of another version": (
+        lambda folder: _replaced(folder / "training.json", '"format": 2', '"format": 1'),
+        "got format 1, expected 2. Resume with the version that wrote it",
+    ),
     "folder missing": (lambda folder: shutil.rmtree(folder), "training.json is missing"),
 }
 
@@ -156,6 +187,36 @@ def test_a_disk_that_refuses_is_an_os_error(tmp_path):
     backend, _ = make_backend()
     with pytest.raises(OSError, match="file"):
         backend.save(blocked)
+
+
+def test_a_folder_that_another_machine_does_not_see_is_not_made_there(tmp_path):
+    """The driver makes the folder of a checkpoint; where it is missing, no file system is shared, and tensors are lost."""
+    backend, _ = make_backend()
+    with pytest.raises(FileNotFoundError):
+        backend.save(tmp_path / ".part-step-000001" / "backend")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def short_files():
+    """Files past 2 KB fail in this process, as on a full disk."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_disk_that_fills_up_inside_torchs_writer_leaves_the_checkpoints_before_it(tmp_path, short_files):
+    """The writer's own error ends a run: torch may tell of positions in a file, and nothing of a disk."""
+    backend, _ = make_backend()
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, write=lambda folder: None, state={})
+    with pytest.raises(
+        CheckpointError, match=r"step-000002: the checkpoint could not be written: .*: step-000001\. When"
+    ):
+        checkpoints.save(2, write=backend.save, state={})
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["step-000001"]
 
 
 class Payload:

@@ -105,10 +105,11 @@ class PartFactory:
             partial.mkdir(parents=True)
             try:
                 write(partial, seed=seed)
+                partial.rename(folder)
             except ModuleNotFoundError as error:
-                shutil.rmtree(partial)
                 raise _absent(found, error) from error
-            partial.rename(folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
         return folder
 
     def _reward_files(self, found: Found) -> Mapping[str, Any]:

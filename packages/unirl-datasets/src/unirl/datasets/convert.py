@@ -151,16 +151,23 @@ def _check(sources: Sequence[Path], out: Path, media: Path, *, overwrite: bool) 
 def _whole(out: Path, media: Path) -> Generator[tuple[Path, Path]]:
     """A file and a folder to write to, which take the places of `out` and `media` when all is written."""
     file, folder = (path.with_name(f".{path.name}.{os.getpid()}") for path in (out, media))
+    old = folder.with_name(f"{folder.name}.old")
     try:
         yield file, folder
         if media.exists():
-            shutil.rmtree(media)
+            media.rename(old)
         if folder.exists() and any(folder.iterdir()):
             folder.replace(media)
         file.replace(out)
+    except BaseException:
+        if old.exists():
+            shutil.rmtree(media, ignore_errors=True)
+            old.rename(media)
+        raise
     finally:
         file.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        for rest in (folder, old):
+            shutil.rmtree(rest, ignore_errors=True)
 
 
 def _written(folder: Path, row: str, number: int, data: bytes) -> Path:

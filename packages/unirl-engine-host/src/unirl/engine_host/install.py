@@ -24,7 +24,7 @@ from .environment_files import COMPLETE, tree_files
 if TYPE_CHECKING:
     from .environment import EngineEnvironment
 
-__all__ = ["Installed", "default_accel", "install"]
+__all__ = ["Installed", "default_accel", "install", "remove"]
 
 TELL_S = 10.0
 """Interval between progress lines of an installer."""
@@ -69,10 +69,10 @@ def install(
         if environment.is_present(accel, within=within):
             if not recreate:
                 return Installed(folder=folder, seconds=0.0, was_present=True)
-            _remove(folder)
+            remove(folder)
         began = time.perf_counter()
         # A folder without the marker file was left by another program.
-        _remove(folder)
+        remove(folder)
         building = folder.with_name(f"{folder.name}.building-{os.getpid()}-{secrets.token_hex(3)}")
         try:
             tell(f"making {folder}")
@@ -84,7 +84,7 @@ def install(
             (building / COMPLETE).write_text(json.dumps(facts), encoding="utf-8")
             building.rename(folder)
         finally:
-            _remove(building)
+            remove(building)
         return Installed(folder=folder, seconds=time.perf_counter() - began, was_present=False)
 
 
@@ -229,9 +229,11 @@ def _move_scripts(building: Path, folder: Path) -> None:
             script.write_bytes(content.replace(os.fsencode(building), os.fsencode(folder)))
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
+    """Under another name first: half of an environment that still has its marker would be taken for a whole one."""
     if folder.exists():
-        shutil.rmtree(folder)
+        rest = folder.with_name(f"{folder.name}.removed-{os.getpid()}-{secrets.token_hex(3)}")
+        shutil.rmtree(folder.rename(rest))
 
 
 @contextmanager

@@ -80,6 +80,7 @@ class _Run:
         self._plan, self._catalog, self._data = plan, catalog, data
         self._folder, self._stale_lock = folder.path, folder.stale
         self._checkpoints = Checkpoints(folder.path / CHECKPOINTS, keep=plan.run.keep)
+        self._checkpoints.clear()
         self._checkpoint = checkpoint_to_resume(plan, self._checkpoints, resume, data=data)
         self._start = self._checkpoint.step if self._checkpoint else 0
         is_foreign = any(one.is_foreign for one in named_code(plan, catalog=catalog))
@@ -122,17 +123,19 @@ class _Run:
             if note := self._catalog.explain_failure(self._plan, error):
                 error.add_note(note)
                 problem += f"\n{note}"
-            if self._checkpoints.any():
+            if self._checkpoints.steps():
                 error.add_note(f"Completed steps are saved; resume with `{self._resume_command}`.")
             raise
         finally:
             last = events.last_step if step is None else step
-            for failure in self._catalog.failures:
-                events.finding(f"plugin {failure.plugin!r}: {failure.hook} failed: {failure.error}", step=last)
-            wall_s, folder = time.perf_counter() - began, str(self._folder)
-            events.emit("run_finished", step=last, status=status, wall_s=wall_s, folder=folder, error=problem)
-            trackers.finish(status, step=last)
-            events.close()
+            try:
+                for failure in self._catalog.failures:
+                    events.finding(f"plugin {failure.plugin!r}: {failure.hook} failed: {failure.error}", step=last)
+                wall_s, folder = time.perf_counter() - began, str(self._folder)
+                events.emit("run_finished", step=last, status=status, wall_s=wall_s, folder=folder, error=problem)
+            finally:
+                trackers.finish(status, step=last)
+                events.close()
 
     def _steps(
         self, parts: Parts, events: EventStream, trackers: Trackers, predicted: Costs
@@ -165,6 +168,7 @@ class _Run:
             )
 
     def _save(self, step: int, parts: Parts, events: EventStream) -> None:
+        events.check()
         began = time.perf_counter()
         state = checkpoint_state(self._plan, data=self._data, algorithms=parts.algorithms)
 

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from unirl.core.disk import replace_text, writing
+from unirl.core.disk import is_at, replace_text, writing
 from unirl.core.errors import CheckpointError, DiskFull, RunFolderError
 from unirl.numerics.cpu import describe_cpu
 
@@ -112,8 +112,10 @@ def held_folder(folder: Path, *, is_new: bool = False) -> Generator[RunFolder]:
     try:
         yield RunFolder(path=folder, stale=stale)
     finally:
-        # Removed while still locked: a process that opens it later gets a new file, and notices that it does.
-        (folder / LOCK_FILE).unlink(missing_ok=True)
+        # Removed while still locked: a process that opens it later gets a new file, and notices that it does. The lock
+        # of a run that has taken the place of a deleted folder is not ours.
+        if is_at(handle, folder / LOCK_FILE):
+            (folder / LOCK_FILE).unlink()
         os.close(handle)
         _remove_empty(made)
 
@@ -153,7 +155,7 @@ def _take(file: Path) -> tuple[int, str]:
             handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             is_ours = _locked(handle)
-            if is_ours and not _is_at(handle, file):
+            if is_ours and not is_at(handle, file):
                 os.close(handle)
                 continue
             owner = _owner(handle)
@@ -186,14 +188,6 @@ def _locked(handle: int) -> bool:
             "folder. Put the run folder on another file system."
         ) from error
     return True
-
-
-def _is_at(handle: int, file: Path) -> bool:
-    """Whether the open file is still the one of this name."""
-    try:
-        return os.path.samestat(os.fstat(handle), file.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _owner(handle: int) -> dict[str, Any]:

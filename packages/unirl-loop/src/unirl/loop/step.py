@@ -59,6 +59,7 @@ def run_loop(
         if held_out and start == 0:
             evaluate(parts, plan, held_out, step=0, events=events, trackers=trackers)
         for step in range(start, last):
+            events.check()
             if should_stop() or 0 < plan.run.stop_at <= step:
                 if saved != step:
                     save(step)

@@ -140,9 +140,13 @@ def save_images(images: Media | None, folder: Path, *, role: str) -> list[tuple[
         if not file.exists():
             # Renamed when complete: another thread may be reading the same image of an earlier piece.
             part = file.with_suffix(".part")
-            with writing(file):
-                Image.fromarray(levels).save(part, format="PNG")
-            part.replace(file)
+            try:
+                with writing(file):
+                    Image.fromarray(levels).save(part, format="PNG")
+                part.replace(file)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
         result.append((MediaRef(modality="image", role=role, uri=str(file)),))
     return result
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .config import AverageConfig
+from .config import AverageConfig, ShardedConfig
 from .sharding import local
 
-__all__ = ["Average", "WeightCopy", "decay_at"]
+__all__ = ["Average", "WeightCopy", "decay_at", "make_copies"]
 
 
 class WeightCopy:
@@ -56,6 +56,17 @@ class Average(WeightCopy):
                 mine.copy_(live)
             else:
                 mine.mul_(decay).add_(live, alpha=1.0 - decay)
+
+
+def make_copies(live: Mapping[str, Tensor], config: ShardedConfig) -> dict[str, WeightCopy]:
+    """Policy -> its copy of the weights, for those that the settings keep."""
+    copies: dict[str, WeightCopy] = {}
+    for name, average in (("ema", config.ema), ("lagged", config.lagged)):
+        if average.kind != "none":
+            copies[name] = Average(live, average)
+    if config.reference_copy:
+        copies["reference"] = WeightCopy(live)
+    return copies
 
 
 def decay_at(config: AverageConfig, moves: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,7 @@ from unirl.numerics.train.stack import train_on
 from unirl.numerics.train.track_replay import TrackReplay
 
 from . import checkpoint
-from .averages import Average, WeightCopy
+from .averages import Average, make_copies
 from .config import ShardedConfig
 from .critic import Critic
 from .critic_nets import critic_net
@@ -85,7 +85,7 @@ class ShardedBackend(Backend):
                 stacked=train.replay == "stacked",
                 updates=updates,
             )
-        self._copies = self._make_copies()
+        self._copies = make_copies(self._params, config)
         self._updater = ShardedUpdater(
             self._module,
             self._optimizer,
@@ -241,7 +241,7 @@ class ShardedBackend(Backend):
         self._optimizer.num_steps = update.version
 
     def save(self, folder: Path) -> None:
-        """Write trainable weights, optimizer state, weight copies and counters; frozen weights are not saved."""
+        """Write trainable weights, optimizer state, averages and counters; what never changes is not saved."""
         assert self._using == "live", f"saving inside policy {self._using!r} would save its weights as the live ones"
         reshard(self._module)
         facts = {
@@ -308,15 +308,6 @@ class ShardedBackend(Backend):
         targets = names_in(model.spec.lora_targets, self._module)
         return add_lora(self._module, self._config.lora, default_targets=targets, seed=seed, device=self._device)
 
-    def _make_copies(self) -> dict[str, WeightCopy]:
-        copies: dict[str, WeightCopy] = {}
-        for name, average in (("ema", self._config.ema), ("lagged", self._config.lagged)):
-            if average.kind != "none":
-                copies[name] = Average(self._params, average)
-        if self._config.reference_copy:
-            copies["reference"] = WeightCopy(self._params)
-        return copies
-
     def _averages(self) -> dict[str, Average]:
         return {name: copy for name, copy in self._copies.items() if isinstance(copy, Average)}
 
@@ -375,17 +366,23 @@ class ShardedBackend(Backend):
         return {exported: self._view(self._held[source.name]) for exported, source in sources.items()}
 
     def _setup(self) -> dict[str, Any]:
-        """Settings that a check of tensor shapes would not tell apart."""
+        """Settings that a check of tensor shapes would not tell apart. Collective."""
         lora = self._config.lora
         return {
             "trains": self._config.trains,
             "lora_alpha": lora.alpha if self._config.trains == "lora" else None,
             "critic": True if self._critic else None,
+            "reference_checksum": self._reference_checksum,
         }
+
+    @cached_property
+    def _reference_checksum(self) -> str | None:
+        """Checksum of the initial weights, if a copy is kept: a resumed run takes them from the base. Collective."""
+        return self.export_weights(policy="reference", kind="merged").checksum if self._config.reference_copy else None
 
     def _weight_tensors(self) -> dict[str, Tensor]:
         tensors = {f"weights/{name}": self._view(param.detach()) for name, param in self._params.items()}
-        for kind, copy in self._copies.items():
+        for kind, copy in self._averages().items():
             tensors.update({f"{kind}/{name}": self._view(value) for name, value in copy.values.items()})
         return tensors
 

@@ -21,7 +21,7 @@ from .checkpoint_metadata import TensorReader, read_metadata
 __all__ = ["Opened", "read_facts", "read_keys", "read_tensors", "write"]
 
 FACTS = "training.json"
-FORMAT = 1
+FORMAT = 2
 
 
 class Opened:
@@ -47,7 +47,7 @@ class Opened:
             if there != here:
                 raise CheckpointError(
                     f"{folder}: the checkpoint was made with {key} = {there!r}; this recipe has {here!r}. "
-                    "Resume with the recipe that it was made with."
+                    "Resume with the recipe and the base checkpoint that it was made with."
                 )
         result = read_keys(folder)
         check_keys(folder, found=result, wanted=wanted, optional=moments)
@@ -66,9 +66,10 @@ def write(
 ) -> None:
     """Write tensors and facts. Collective; `is_writer` is true on one rank. DCP's metadata comes last and completes it.
 
-    Raises OSError if this rank cannot write, CheckpointError if another rank cannot.
+    folder: its parent must exist: on another machine it does where the file system is shared, and nowhere else.
+    Raises what the writer of a rank raised, an OSError before all others.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     if is_writer:
         (folder / FACTS).write_text(json.dumps({"format": FORMAT, **facts}, indent=1), encoding="utf-8")
     try:
@@ -78,10 +79,7 @@ def write(
             save(dict(tensors), checkpoint_id=folder, no_dist=single)
     except CheckpointException as error:
         causes = [failure[0] for failure in error.failures.values()]
-        for cause in causes:
-            if isinstance(cause, OSError):
-                raise cause from error
-        raise CheckpointError(f"{folder}: the checkpoint could not be written: {causes[0]!r}.") from error
+        raise next((cause for cause in causes if isinstance(cause, OSError)), causes[0]) from error
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

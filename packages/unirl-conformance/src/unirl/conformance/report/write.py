@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from unirl.core.disk import replace_text
+
 from ..results import Report
 from .file import to_json
 from .matrix import matrix_md
@@ -20,11 +22,6 @@ def write_reports(report: Report, folder: Path) -> list[Path]:
         "MATRIX.md": matrix_md(report),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    return [_replace(folder / name, text) for name, text in files.items()]
-
-
-def _replace(path: Path, text: str) -> Path:
-    """Write a file so that a reader sees the old or the new one, never a part."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    return part.replace(path)
+    for name, text in files.items():
+        replace_text(folder / name, text)
+    return [folder / name for name in files]

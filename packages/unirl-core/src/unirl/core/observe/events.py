@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..disk import writing
+from ..disk import is_at, writing
+from ..errors import RunFolderError
 from ..types.event import Event
 
 __all__ = ["EventStream", "read_events"]
@@ -18,7 +19,8 @@ class EventStream:
     """Appends events to `events.jsonl` and hands each to the listeners, in order.
 
     A line is written and flushed before any listener sees it; the file is only ever appended to. A last line that a
-    crash cut off is removed when the stream opens. Raises DiskFull for a line that does not fit.
+    crash cut off is removed when the stream opens. Raises DiskFull for a line that does not fit, and RunFolderError
+    once the file is not at its path any more.
     """
 
     def __init__(self, path: Path | None = None, *, step: int = 0) -> None:
@@ -27,8 +29,10 @@ class EventStream:
         """The highest step of an event."""
         self._listeners: list[Callable[[Event], None]] = []
         self._said: set[str] = set()
-        self._file = None
+        self._file, self._gone = None, ""
         if path is not None:
+            # Absolute: code of a run may change the working directory.
+            path = path.absolute()
             path.parent.mkdir(parents=True, exist_ok=True)
             with writing(path):
                 _mend_last_line(path)
@@ -50,8 +54,24 @@ class EventStream:
             listener(event)
         return event
 
+    def check(self) -> None:
+        """Raise RunFolderError if the file, or the folder with it, was deleted, moved or replaced since it was opened.
+
+        Its open handle would go on taking lines that nobody can read. Later events go to the listeners alone.
+        """
+        if self._file is not None and not is_at(self._file.fileno(), path := Path(self._file.name)):
+            self._gone = (
+                f"{path}: the file that this run writes to is gone: it, or its run folder, was deleted, moved or "
+                "replaced. The run stops, because nothing more of it can be saved here. Resume it from where the "
+                "folder was moved to; start the run anew if it was deleted."
+            )
+            self.close()
+        if self._gone:
+            raise RunFolderError(self._gone)
+
     def _append(self, line: bytes) -> None:
         """Write a line, or none of it. After one that failed, later events go to the listeners alone."""
+        self.check()
         assert self._file is not None
         end, path = os.fstat(self._file.fileno()).st_size, Path(self._file.name)
         try:

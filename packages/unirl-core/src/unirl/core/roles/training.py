@@ -341,7 +341,11 @@ class Backend(Protocol):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write all that training needs to continue exactly: weights, optimizer, scheduler, averages, counters."""
+        """Write all that training needs to continue exactly: weights, optimizer, scheduler, averages, counters.
+
+        folder: in one that exists on every machine. What never changes, such as the reference policy, is left out: a
+        resumed run builds it again.
+        """
 
     @abstractmethod
     def load(self, folder: Path) -> None:

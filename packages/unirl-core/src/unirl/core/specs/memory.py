@@ -16,7 +16,8 @@ class TrainingMemory:
     lora_targets: tuple[str, ...] = ()
     """Layers with adapters, by the end of their names; empty takes the model's list."""
     copies: tuple[str, ...] = ()
-    """Policies that it keeps a copy of the trained parameters for: `reference`, `ema`, `lagged`."""
+    """Policies that it keeps a copy of the trained parameters for: `reference`, `ema`, `lagged`. Averages are saved in
+    checkpoints; the reference, which never changes, is not."""
     optimizer_bytes: int = 8
     """Optimizer state of a trained parameter, in bytes: 8 are the two moments of Adam."""
     shard_ranks: int = 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.core.cli.output import print_table
+from unirl.core.disk import replace_text
 from unirl.core.errors import RecipeError, UniRLError
 
 from ..run_folder import new_folder
@@ -61,7 +62,7 @@ def run_sweep(recipe: str, overrides: Sequence[str], *, catalog: Catalog) -> int
             sys.stdout.write(f"{job.status}: {job.error}\n")
         root.mkdir(parents=True, exist_ok=True)
         results = {"recipe": recipe, "jobs": [asdict(job) for job in jobs]}
-        (root / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+        replace_text(root / "results.json", json.dumps(results, indent=1))
         if job.status == "stopped":
             break
     rows = [

@@ -54,7 +54,7 @@ def export(
     components = components_of(built.trainable, built.spec.trainable, base)
     wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
     is_adapter = source.has_adapters and not merge
-    backend = build_backend(source, built, catalog=catalog)
+    backend, source = build_backend(source, built, step=step, catalog=catalog)
     try:
         update = _weights(backend, source, policy, kind="lora" if is_adapter else "merged")
         shutil.rmtree(part, ignore_errors=True)

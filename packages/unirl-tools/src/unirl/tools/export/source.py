@@ -71,13 +71,13 @@ def open_run(folder: Path, *, step: int | None, model: str | None, catalog: Cata
         raise CheckpointError(f"{folder}: got no {RECIPE_FILE} in it, expected a run folder.") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file}: cannot be read as the recipe of a run ({error}).") from error
-    steps = sorted(int(path.name[5:]) for path in (folder / CHECKPOINTS).glob("step-*") if path.name[5:].isdigit())
+    steps = checkpoints.steps()
     if not steps:
         raise CheckpointError(f"{folder}: got a run without a checkpoint; train it first, see `run.save_every`.")
     if step is not None and step not in steps:
         raise CheckpointError(f"--step: got {step}, expected one of {', '.join(map(str, steps))}, the saved steps.")
     try:
-        checkpoint = checkpoints.load(folder / CHECKPOINTS / f"step-{steps[-1] if step is None else step:06d}")
+        checkpoint = checkpoints.load(None if step is None else checkpoints.at(step))
     except CheckpointError as error:
         raise CheckpointError(f"{error} To export another one, --step takes {', '.join(map(str, steps))}.") from error
     plan = compose(recipe, overrides, catalog=catalog)
@@ -111,8 +111,12 @@ def build_model(source: RunSource, *, catalog: Catalog) -> Model:
     return build_part(choice, catalog, device="cpu", **context)
 
 
-def build_backend(source: RunSource, model: Model, *, catalog: Catalog) -> Backend:
-    """The backend with the weights of the checkpoint, in this process alone."""
+def build_backend(source: RunSource, model: Model, *, step: int | None, catalog: Catalog) -> tuple[Backend, RunSource]:
+    """The backend with the weights of the checkpoint, in this process alone; and what they are of.
+
+    step: that was asked for. Without one, a checkpoint that a run removes while it is read gives way to the newest.
+    Raises CheckpointError when it cannot be loaded.
+    """
     choice, plan = source.learner.backend, source.plan
     assert choice is not None
     stage = next(stage for stage in (*plan.trained, *plan.stages) if stage.learner.name == source.learner.name)
@@ -124,12 +128,20 @@ def build_backend(source: RunSource, model: Model, *, catalog: Catalog) -> Backe
         steps=plan.run.max_steps,
         seed=plan.run.seed,
     )
+    checkpoints = Checkpoints(source.folder / CHECKPOINTS)
     try:
-        backend.load(source.checkpoint.backend_folder(source.learner.name))
+        while True:
+            try:
+                backend.load(source.checkpoint.backend_folder(source.learner.name))
+                return backend, source
+            except (CheckpointError, OSError):
+                if source.checkpoint.folder.exists():
+                    raise
+                chosen = None if step is None else checkpoints.at(step)
+                source = dataclasses.replace(source, checkpoint=checkpoints.load(chosen))
     except BaseException:
         backend.close()
         raise
-    return backend
 
 
 def _on_one_process(choice: Choice[Any, Any]) -> Choice[Any, Any]:

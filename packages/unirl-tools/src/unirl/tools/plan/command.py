@@ -56,7 +56,8 @@ def command(
     utilisation: float,
     as_json: bool,
 ) -> None:
-    """Predict the memory of each process of RECIPE, with OVERRIDES as in `unirl compose`, and the time of a step.
+    """Predict the memory of each process of RECIPE, with OVERRIDES as in `unirl compose`, the time of a step, and the
+    size of a checkpoint.
 
     Nothing is loaded: the model is built without values and measured on shapes, which takes seconds for any size.
     `model.path` may be a folder of configs and tokenizers without weights.
@@ -104,6 +105,8 @@ def plan_data(prediction: MemoryPlan, *, speed: float) -> dict[str, Any]:
         ],
         "samples": prediction.samples,
         "sync_bytes": prediction.sync_bytes,
+        "checkpoint_bytes": prediction.checkpoint_bytes,
+        "num_checkpoints": prediction.num_checkpoints,
         "flops": {"forward": prediction.size.flops, **vars(flops), "total": flops.total},
         "seconds": {phase: each / speed for phase, each in by_phase.items()},
         "not_counted": list(prediction.notes),
@@ -127,6 +130,8 @@ def _show(prediction: MemoryPlan, data: dict[str, Any], device_memory: int | Non
     out.print(f"{prediction.samples} samples a step, {prediction.flops.total:.3g} FLOP: {seconds}", soft_wrap=True)
     if prediction.sync_bytes:
         out.print(f"weight sync: {shown_bytes(prediction.sync_bytes)} before each rollout", soft_wrap=True)
+    one, number = prediction.checkpoint_bytes, prediction.num_checkpoints
+    out.print(f"checkpoint: {shown_bytes(one)}; {number} on disk at most: {shown_bytes(one * number)}", soft_wrap=True)
     for note in prediction.notes:
         out.print(Text(f"not counted: {note}", style="dim"), soft_wrap=True)
     for problem in data["problems"]:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["MemoryPlan", "Process", "StepTime", "memory_plan", "processes_of", "shown_bytes"]
 
 FP32 = 4
+SAVED_TENSOR = 1850
+"""Bytes of a tensor in a checkpoint besides its elements: headers of torch's format, and its place in the metadata."""
 FULL_BACKWARD, LORA_BACKWARD = 2, 1
 """A backward pass, in forwards: products for inputs and weights, or for inputs alone."""
 
@@ -76,6 +78,10 @@ class MemoryPlan:
     """Samples of a step."""
     sync_bytes: int
     """Bytes of an update of the weights, sent before every rollout where other processes generate; 0 where none is."""
+    checkpoint_bytes: int
+    """Bytes of a checkpoint."""
+    num_checkpoints: int
+    """The most that are on disk at one time: those that `run.keep` keeps, and the one that is being written."""
     flops: StepTime
     notes: tuple[str, ...]
     """Notes on memory that is not counted."""
@@ -219,6 +225,8 @@ class _Counted:
             processes=tuple(processes),
             samples=self._samples,
             sync_bytes=self._update_bytes() if self._processes.rollout else 0,
+            checkpoint_bytes=self._checkpoint_bytes(),
+            num_checkpoints=self._num_checkpoints(),
             flops=self._flops(),
             notes=tuple(notes),
         )
@@ -320,6 +328,19 @@ class _Counted:
         if self._is_lora:
             return FP32 * size.adapter_elements
         return size.weight_bytes - size.trained_bytes + FP32 * size.trained_elements
+
+    def _checkpoint_bytes(self) -> int:
+        """Trained weights, their averages, moments, and a step count each; the reference policy is that of the base."""
+        memory, tensors = self._memory, self._size.tuned_tensors
+        copies = 1 + len([name for name in memory.copies if name != "reference"])
+        # The shards of a tensor are saved one by one; a step count is not sharded.
+        saved = tensors * ((copies + 2) * self._shards + 1)
+        return self._elements * (FP32 * copies + memory.optimizer_bytes) + FP32 * tensors + SAVED_TENSOR * saved
+
+    def _num_checkpoints(self) -> int:
+        run = self._plan.run
+        saves = math.ceil(run.max_steps / run.save_every) if run.save_every else 1
+        return min(saves, run.keep + 1) if run.keep else saves
 
     def _flops(self) -> StepTime:
         size, memory, stage = self._size, self._memory, self._stage

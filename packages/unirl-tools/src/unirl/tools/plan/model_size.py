@@ -41,6 +41,8 @@ class ModelSize:
     """Number of parameters that may train."""
     adapter_elements: int
     """Number of parameters of LoRA adapters."""
+    tuned_tensors: int
+    """Number of tensors that the settings train: parameters, or with LoRA those of adapters."""
     block_elements: int
     """Parameters of the largest block that is sharded by itself."""
     root_elements: int
@@ -115,6 +117,7 @@ def model_size(
         trained_bytes=_bytes(trained),
         trained_elements=sum(param.numel() for param in trained),
         adapter_elements=sum(adapters),
+        tuned_tensors=2 * len(adapters) if memory.lora_rank else len(trained),
         block_elements=max((_elements(block.parameters()) for block in blocks), default=0),
         root_elements=sum(param.numel() for param in params if id(param) not in in_blocks),
         largest_elements=max(layers) if layers else max(param.numel() for param in params),

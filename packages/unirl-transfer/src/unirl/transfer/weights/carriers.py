@@ -176,8 +176,11 @@ class DiskCarrier:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"bucket-{secrets.token_hex(8)}.safetensors"
         partial = path.with_suffix(".partial")
-        save_file({"bytes": data.cpu()}, partial)
-        partial.rename(path)
+        try:
+            save_file({"bytes": data.cpu()}, partial)
+            partial.rename(path)
+        finally:
+            partial.unlink(missing_ok=True)
         return str(path)
 
     def receive(self, ticket: Ticket) -> Tensor:

@@ -75,5 +75,9 @@ def recorded_config(history: RunHistory) -> ReportConfig:
 def _replace(path: Path, content: bytes) -> Path:
     """Write a file so that whoever reads it meanwhile sees the old or the new one, never a part."""
     part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    return part.replace(path)
+    try:
+        part.write_bytes(content)
+        return part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
