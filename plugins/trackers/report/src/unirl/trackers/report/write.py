@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from unirl.core.disk import replace_bytes
 from unirl.core.errors import RecipeError
 
 from .compare import pair_samples
@@ -32,7 +33,7 @@ def write_report(folder: Path, *, config: ReportConfig | None = None, is_running
     """Write `report.html`, `curves.png` and `contact_sheet.png` of a run folder, over those that are there.
 
     config: None takes what the run's recipe says.  is_running: the run continues after this.
-    Raises RunFolderError when the folder holds no run that can be read.
+    Raises RunFolderError when the folder holds no run that can be read, and DiskFull.
     """
     history = read_history(folder)
     config = config or recorded_config(history)
@@ -40,10 +41,14 @@ def write_report(folder: Path, *, config: ReportConfig | None = None, is_running
     # Drawing takes most of the time of a report, and the run waits for it: the dark curves come with the last one.
     dark = light if is_running else draw_curves(history, dark=True)
     pairs = pair_samples(history, "images", limit=config.pairs)
-    sheet = folder / "contact_sheet.png" if pairs else None
-    if pairs and sheet:
-        _replace(sheet, contact_sheet(pairs, title=history.name))
-    curves = _replace(folder / "curves.png", light.png)
+    files = ReportFiles(
+        page=folder / "report.html",
+        curves=folder / "curves.png",
+        contact_sheet=folder / "contact_sheet.png" if pairs else None,
+    )
+    if pairs and files.contact_sheet:
+        replace_bytes(files.contact_sheet, contact_sheet(pairs, title=history.name))
+    replace_bytes(files.curves, light.png)
     held_out = held_out_families(history, limit=config.pairs)
     page = render_page(
         history,
@@ -55,7 +60,8 @@ def write_report(folder: Path, *, config: ReportConfig | None = None, is_running
         held_out=held_out,
         is_running=is_running,
     )
-    return ReportFiles(page=_replace(folder / "report.html", page.encode()), curves=curves, contact_sheet=sheet)
+    replace_bytes(files.page, page.encode())
+    return files
 
 
 def recorded_config(history: RunHistory) -> ReportConfig:
@@ -70,14 +76,3 @@ def recorded_config(history: RunHistory) -> ReportConfig:
                 )
             return ReportConfig(**section)
     return ReportConfig()
-
-
-def _replace(path: Path, content: bytes) -> Path:
-    """Write a file so that whoever reads it meanwhile sees the old or the new one, never a part."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(content)
-        return part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
