@@ -160,8 +160,8 @@ def subjects(catalog: Catalog, selection: Selection | None = None, *, tier: Tier
     go together, which have none.
 
     Cells are models, engines and algorithms on one backend: UniRL's own, the first by name. Another backend meets each
-    of them once, unless it is selected. Below tier full, a run of everything tries an engine with one of the
-    algorithms that ask the same of it.
+    of them once, unless it is selected. Below tier full, a run of everything tries an engine once with each model and
+    once with each thing that algorithms ask it for.
     """
     selection = selection or Selection()
     dist_of: dict[tuple[Kind, str], str] = {(f.spec.kind, f.spec.name): f.dist for f in catalog.parts()}
@@ -296,20 +296,21 @@ def _backends(cells: Sequence[Subject]) -> Iterator[Found]:
 
 
 def _repeats_of_engines(chosen: Sequence[Subject]) -> set[str]:
-    """Cells that ask an engine for what another cell of its model and backend asks it for.
+    """Cells that bring no engine together with another model, or with an algorithm that asks it for something else.
 
-    An engine knows nothing of losses: algorithms differ to it in what their samples must bring. Of those that are alike
-    one is tried, not the same with every model.
+    An engine knows nothing of losses: algorithms differ to it in what their samples must bring. Each model, and each of
+    what algorithms ask for, is tried once with each engine and backend.
     """
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
-    for subject in sorted(chosen, key=lambda one: one.id):
-        if subject.kind == "cell" and not subject.refused:
-            needs = cast(AlgorithmSpec, subject.found("algorithm").spec).needs
-            asked = (needs.track, needs.trajectory, needs.log_probs, needs.sampler, needs.stochastic)
-            rest = tuple(subject.found(kind).spec.name for kind in ("model", "engine", "backend"))
-            alike[asked, rest].append(subject.id)
+    cells = [subject for subject in chosen if subject.kind == "cell" and not subject.refused]
+    for cell in cells:
+        needs = cast(AlgorithmSpec, cell.found("algorithm").spec).needs
+        asked = (needs.track, needs.trajectory, needs.log_probs, needs.sampler, needs.stochastic)
+        model, engine, backend = (cell.found(kind).spec.name for kind in ("model", "engine", "backend"))
+        for met in (model, asked):
+            alike[engine, backend, met].append(cell.id)
     # By its own name, so that a further model or algorithm does not change which ones the others are tried with.
-    return {one for ids in alike.values() for one in ids if one != min(ids, key=_digest)}
+    return {cell.id for cell in cells} - {min(ids, key=_digest) for ids in alike.values()}
 
 
 def _digest(name: str) -> bytes:
