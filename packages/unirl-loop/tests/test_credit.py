@@ -66,6 +66,16 @@ def test_credit_is_what_its_name_says(how: str) -> None:
     assert image.sample_weights.tolist() == weights
 
 
+def test_of_equally_good_samples_the_id_decides_which_one_trains() -> None:
+    """Whatever the order of the rows."""
+    given = tracks(rewards=(1.0, 1.0, 2.0, 1.0, 0.5))
+    for order in ([0, 1, 2, 3, 4], [3, 0, 4, 1, 2]):
+        shuffled = {"text": given["text"], "image": given["image"].select(order)}
+        image = credited(shuffled, [stage("text"), stage("image", parent="text", credit="best")])["image"]
+        trained = [name for name, weight in zip(image.sample_ids, image.sample_weights.tolist(), strict=True) if weight]
+        assert sorted(trained) == ["a/3", "b/2", "c/4"]
+
+
 def test_samples_without_weight_give_none_and_a_parent_without_samples_is_left_out() -> None:
     weights = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0])
     result = credited(tracks(weights=weights), [stage("text"), stage("image", parent="text", credit="mean")])

@@ -55,13 +55,17 @@ DESCENT = "three-updates-lower-the-loss"
 def pairs(_: FlowGrpo, advantages: Any, track: Track) -> tuple[Track, Mapping[str, float]]:
     """Keeps neighbours in a group together."""
     result, metrics = advantages(track)
-    places = {row: place for rows in track.groups().values() for place, row in enumerate(rows)}
-    units = tuple(f"{group}/{places[row] // 2}" for row, group in enumerate(track.group_ids))
+    places = {row: place for rows in result.groups().values() for place, row in enumerate(rows)}
+    units = tuple(f"{group}/{places[row] // 2}" for row, group in enumerate(result.group_ids))
     return replace(result, unit_ids=units), metrics
 
 
 def build_pairs(config: Any, **context: Any) -> Any:
     return changed(build_flow_grpo(config, **context), {"advantages": pairs})
+
+
+def among_the_kept(_: FlowGrpo, advantages: Any, track: Track) -> tuple[Track, Mapping[str, float]]:
+    return advantages(advantages(track)[0])
 
 
 def announces(change: Callable[[Tensor], Tensor]) -> dict[str, Change]:
@@ -152,6 +156,8 @@ LATENT = [
          "scales the advantages of groups that come later", changes=advantages(by_group)),
     flow("centres-on-the-batch", "advantages-are-centred-in-their-group", "takes the mean of the batch",
          arguments={"advantage": lambda advantage: replace(advantage, center="global", scope="global")}),
+    flow("compares-the-kept", "kept-samples-have-the-advantages-of-their-whole-group",
+         "compares the samples that are kept with each other", changes={"advantages": among_the_kept}),
     flow("prefers-the-worse", "a-higher-reward-gives-a-higher-advantage", "negates advantages",
          changes=advantages(lambda _, values: -values)),
     flow("needs-two", "advantages-are-finite-for-every-shape-of-group", "gives a group of one NaN",

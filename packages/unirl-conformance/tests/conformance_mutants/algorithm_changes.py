@@ -59,11 +59,11 @@ def values(change: Callable[..., Tensor], *, of: str = "loss") -> dict[str, Chan
 
 
 def advantages(change: Callable[[Track, Tensor], Tensor]) -> dict[str, Change]:
-    """Other advantages. change: gets the track and the healthy ones."""
+    """Other advantages. change: gets the samples that are left and their healthy ones."""
 
     def advantages(_: Any, advantages: Any, track: Track) -> tuple[Track, Mapping[str, float]]:
         result, metrics = advantages(track)
-        return replace(result, advantages=change(track, result.advantages)), metrics
+        return replace(result, advantages=change(result, result.advantages)), metrics
 
     return {"advantages": advantages}
 

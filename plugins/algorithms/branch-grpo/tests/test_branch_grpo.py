@@ -273,6 +273,29 @@ def test_width_pruning_keeps_the_best_and_the_worst_with_the_advantages_of_all()
     assert some.sample_ids == tuple(whole.sample_ids[row] for row in (0, 2, 6, 7))
 
 
+def test_samples_are_dropped_after_paths_have_their_rewards() -> None:
+    """Leaves 0 1 | 5 2: paths of the first depth have the rewards 0.5 and 3.5, and the best leaf the advantage
+    (5 - 2) / std(0, 1, 5, 2) = 3 / sqrt(3.5) of its own step, whoever is kept."""
+    rewards = (0.0, 1.0, 5.0, 2.0)
+    advantage = AdvantageConfig(eps=0.0, clip=None)
+    whole, _ = make(advantage=advantage).advantages(a_track(rewards))
+    for setting in ({"keep_best": 1}, {"keep_best": 1, "keep_worst": 1}):
+        chosen = dataclasses.replace(advantage, **setting)
+        some, numbers = make(advantage=chosen).advantages(a_track(rewards))
+        rows = [whole.sample_ids.index(name) for name in some.sample_ids]
+        assert rows == ([2] if len(setting) == 1 else [0, 2]) and numbers["samples_kept"] == len(rows)
+        assert torch.equal(by_step(some), by_step(whole)[rows])
+        # Three fp32 operations.
+        assert float(by_step(some)[-1].max()) == pytest.approx(3 / math.sqrt(3.5), rel=1e-6)
+
+
+def test_pruned_ties_are_broken_by_id() -> None:
+    track = a_track((1.0, 1.0, 1.0, 1.0))
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        some, _ = make(keep_leaves=2).advantages(track.select(order))
+        assert sorted(some.sample_ids) == sorted((track.sample_ids[0], track.sample_ids[3]))
+
+
 def golden(**changed: object) -> LossInputs:
     column = np.zeros((4, 1))
     given: dict[str, object] = {

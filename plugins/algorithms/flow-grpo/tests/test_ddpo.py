@@ -100,6 +100,25 @@ def test_advantages_are_those_of_running_statistics_of_each_prompt() -> None:
     assert algorithm.state()["rewards"] == {name: {"one": list(queue)} for name, queue in tracker.queues.items()}
 
 
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_samples_are_dropped_after_all_have_their_advantages(clip: float | None) -> None:
+    """A prompt with fewer than `min_count` scores takes the statistics of the whole rollout, kept or not."""
+    prompts, rewards = ["a"] * 4 + ["b"] * 2, [0.0, 1.0, 5.0, 2.0, 3.0, 9.0]
+    known = {"a": rewards[:4], "b": rewards}
+    expected = [
+        (reward - np.mean(known[name])) / np.std(known[name]) for name, reward in zip(prompts, rewards, strict=True)
+    ]
+    settings = dataclasses.replace(ADVANTAGE, eps=0.0, clip=clip, keep_best=1, keep_worst=1)
+    track, numbers = make(advantage=settings, min_count=3).advantages(make_track(prompts, rewards))
+    kept = [0, 2, 4, 5]
+    assert [int(name.split("/")[2]) for name in track.sample_ids] == kept
+    assert (numbers["samples_kept"], numbers["groups_below_min_count"]) == (4, 1)
+    assert track.advantages is not None
+    bound = math.inf if clip is None else clip
+    # Computed in fp64, stored in fp32.
+    assert track.advantages.tolist() == pytest.approx(np.clip([expected[row] for row in kept], -bound, bound), rel=1e-6)
+
+
 def test_without_earlier_steps_they_are_those_of_groups() -> None:
     prompts, rewards = ["a", "a", "b", "b", "b"], [0.0, 1.0, 0.5, 0.25, 2.0]
     settings = AdvantageConfig(scope="global", ddof=1)

@@ -49,7 +49,8 @@ def _credited(parent: Track, child: Track, *, how: str) -> tuple[Track, Track]:
             counted[number] = 0.0
             continue
         values = child.rewards[rows[name]].float().cpu()
-        best.append(rows[name][int(values.argmax())])
+        # By id where rewards are equal: the order of the rows must not matter.
+        best.append(max(rows[name], key=lambda row: (float(child.rewards[row]), child.sample_ids[row])))
         credit[number] = _one(values, how)
     total = credit if parent.rewards is None else parent.rewards + credit.to(parent.rewards.device)
     parent = dataclasses.replace(

@@ -7,10 +7,12 @@ import itertools
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 from unirl.conformance.claims import claim
 from unirl.conformance.fixtures.algorithm import AlgorithmCase
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.specs.config import AdvantageConfig
+from unirl.core.types.track import LatentSegment, Track
 
 GROUPS = "aaabbbbccdd"
 ONE = (0.25, 0.5, 1.0, 0.0, 0.75, 0.125, 0.375, 1.0, 0.5, 0.0, 0.625)
@@ -106,6 +108,43 @@ def test_advantages_are_finite_for_every_shape_of_group(case: AlgorithmCase) -> 
         alone = case.advantages({"one": kept, "two": kept}, "".join(groups[row] for row in counted), advantage=config)
         moved = float((result[counted] - alone).abs().max())
         case.record(f"{_name(config)}: change by rows of weight 0", moved, bound=ROUNDING)
+
+
+@claim("algorithm", track="any")
+def test_kept_samples_have_the_advantages_of_their_whole_group(case: AlgorithmCase) -> None:
+    """`advantage.keep_best` and `advantage.keep_worst` drop samples once all of their group are compared, by advantages
+    that `advantage.clip` does not bound yet; what is left has the advantages that it has without them.
+
+    If it fails: something of a group is computed after samples were dropped, or samples beyond the bound are equals.
+    """
+    if not case.needs().compares_groups:
+        raise NotApplicable(f"algorithm {case.spec.name!r} compares samples with a critic, not with their group")
+    for config in _configs(case, scopes=("group", "global"), centers=("group",)):
+        ids = case.compared({"one": ONE, "two": TWO}, GROUPS, advantage=config).sample_ids
+        values = case.advantages({"one": ONE, "two": TWO}, GROUPS, advantage=config).tolist()
+        chosen: list[int] = []
+        for group in "abcd":
+            ranked = sorted(_rows(group), key=lambda row: (values[row], ids[row]))
+            chosen += (ranked[0], ranked[-1])
+        for clip in (None, 0.25):
+            name, every = f"{_name(config)}, clip {clip}", dataclasses.replace(config, clip=clip)
+            whole = case.compared({"one": ONE, "two": TWO}, GROUPS, advantage=every)
+            chosen_alone = dataclasses.replace(every, keep_best=1, keep_worst=1)
+            kept = case.compared({"one": ONE, "two": TWO}, GROUPS, advantage=chosen_alone)
+            expected = whole.select(sorted(chosen))
+            assert kept.sample_ids == expected.sample_ids, (
+                f"{name}: kept {kept.sample_ids}; the best and the worst of each group are {expected.sample_ids}"
+            )
+            for what, one, other in _advantages(kept, expected):
+                case.record(f"{name}: change of advantages {what}", float((one - other).abs().max()), bound=ROUNDING)
+
+
+def _advantages(one: Track, other: Track) -> Iterator[tuple[str, Tensor, Tensor]]:
+    assert one.advantages is not None and other.advantages is not None
+    yield "of samples", one.advantages, other.advantages
+    if isinstance(one.segment, LatentSegment) and one.segment.advantages is not None:
+        assert other.latent.advantages is not None
+        yield "of steps", one.segment.advantages, other.latent.advantages
 
 
 def _check_each_alone(case: AlgorithmCase) -> None:

@@ -22,9 +22,11 @@ def with_pairs(
     """The track with advantages, and as units the pairs of each group; samples in no pair have weight 0.
 
     pairs_per_group: the best sample with the worst one, the second best with the second worst, and so on, as far as
-    their advantages differ. A group without two different rewards has none.
+    their advantages differ, which are not clipped. A group without two different rewards has none.
     Returns also numbers for the log: those of the advantages, `pairs` and `groups_without_pair`.
     """
+    # A clip would make equals of the samples beyond it, and a pair's loss takes nothing but the order.
+    config = dataclasses.replace(config, clip=None)
     track, metrics = track_advantages(track, config, reward_weights=reward_weights)
     assert track.advantages is not None
     values, weights = [float(value) for value in track.advantages], torch.zeros_like(track.sample_weights)

@@ -10,12 +10,19 @@ import torch
 from torch import Tensor
 from unirl.core.errors import BatchError
 from unirl.core.specs.config import AdvantageConfig
-from unirl.core.types.track import Track
+from unirl.core.types.track import LatentSegment, Track
 
 from ..loss.advantages import Mode, Scope, combine_rewards
 from ..loss.rank_values import RewardValues
 
-__all__ = ["advantages_of", "best_and_worst", "counted_rewards", "track_advantages"]
+__all__ = [
+    "advantages_of",
+    "best_and_worst",
+    "chosen_and_clipped",
+    "counted_rewards",
+    "track_advantages",
+    "whole_groups",
+]
 
 
 def track_advantages(
@@ -47,7 +54,6 @@ def track_advantages(
         every = {name: torch.cat([part, part.new_tensor(scores[name])]) for name, part in every.items()}
         group_ids += (group,) * (len(every[next(iter(every))]) - len(group_ids))
     rows = torch.cat([rows, rows.new_ones(len(group_ids) - track.num_rows)])
-    is_selective = config.keep_best + config.keep_worst > 0
     result = combine_rewards(
         every,
         weights={**weights, **dict.fromkeys(added, 1.0)},
@@ -60,29 +66,46 @@ def track_advantages(
         eps=config.eps,
         normalize=config.normalize,
         leave_one_out=config.leave_one_out,
-        # Clipped after the selection, which must tell samples beyond the bound from each other.
-        clip=None if is_selective else config.clip,
         row_weights=rows,
     )
+    # Not clipped yet: the selection must tell samples beyond the bound from each other.
     values = result.values[: track.num_rows]
     numbers = {
-        "advantage_abs_mean": float(values.abs().mean()),
         "groups": float(result.num_groups),
         "zero_spread_groups": float(result.num_zero_spread_groups),
         "singleton_groups": float(result.num_singleton_groups),
     }
-    track = dataclasses.replace(track, advantages=values)
-    if not is_selective:
-        return track, numbers
-    chosen = best_and_worst(track, best=config.keep_best, worst=config.keep_worst)
-    numbers["samples_kept"] = float(len(chosen))
-    if not chosen:
+    track, chosen = chosen_and_clipped(dataclasses.replace(track, advantages=values), config)
+    return track, numbers | chosen
+
+
+def whole_groups(config: AdvantageConfig) -> AdvantageConfig:
+    """The settings without selection and clip, for an algorithm that makes something of the advantages of all samples
+    of a group, such as a ranking, before `chosen_and_clipped`."""
+    return dataclasses.replace(config, keep_best=0, keep_worst=0, clip=None)
+
+
+def chosen_and_clipped(track: Track, config: AdvantageConfig) -> tuple[Track, dict[str, float]]:
+    """The samples that `keep_best` and `keep_worst` choose, in their order, with clipped advantages; and numbers for
+    the log, of all samples. Advantages of steps are clipped as those of samples are."""
+    assert track.advantages is not None
+    numbers = {"advantage_abs_mean": float(_clipped(track.advantages, config).abs().mean())}
+    if config.keep_best + config.keep_worst:
+        chosen = best_and_worst(track, best=config.keep_best, worst=config.keep_worst)
+        numbers["samples_kept"] = float(len(chosen))
         # Rows of weight 0 take no step, and a track without rows could not be trained on.
-        return track, numbers
-    kept = track.select(chosen)
-    assert kept.advantages is not None
-    values = kept.advantages if config.clip is None else kept.advantages.clamp(-config.clip, config.clip)
-    return dataclasses.replace(kept, advantages=values), numbers
+        track = track.select(chosen) if chosen else track
+    assert track.advantages is not None
+    track = dataclasses.replace(track, advantages=_clipped(track.advantages, config))
+    segment = track.segment
+    if isinstance(segment, LatentSegment) and segment.advantages is not None:
+        segment = dataclasses.replace(segment, advantages=_clipped(segment.advantages, config))
+        track = dataclasses.replace(track, segment=segment)
+    return track, numbers
+
+
+def _clipped(advantages: Tensor, config: AdvantageConfig) -> Tensor:
+    return advantages if config.clip is None else advantages.clamp(-config.clip, config.clip)
 
 
 def best_and_worst(track: Track, *, best: int, worst: int) -> list[int]:

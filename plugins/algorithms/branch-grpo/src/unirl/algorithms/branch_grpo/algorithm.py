@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 from unirl.algorithms.branch_grpo.config import BranchGrpoConfig
-from unirl.algorithms.branch_grpo.tree import best_and_worst, path_advantages, without_steps
+from unirl.algorithms.branch_grpo.tree import path_advantages, without_steps
 from unirl.core.roles import Algorithm, Forward, Losses, LossTerm, Replayed
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
@@ -15,7 +15,12 @@ from unirl.core.types.track import Track
 from unirl.numerics.loss.losses import clipped_surrogate
 from unirl.numerics.loss.policy_metrics import ratio_metrics
 from unirl.numerics.train.steps import old_log_prob_steps, step_counts
-from unirl.numerics.train.track_advantages import advantages_of, track_advantages
+from unirl.numerics.train.track_advantages import (
+    advantages_of,
+    chosen_and_clipped,
+    track_advantages,
+    whole_groups,
+)
 
 __all__ = ["BranchGrpo", "build"]
 
@@ -59,13 +64,17 @@ class BranchGrpo(Algorithm):
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         config, weights = self._config, self._reward_weights
-        # Of the samples, as Flow-GRPO has them: for the log, and for who asks for one number a sample.
-        track, numbers = track_advantages(track, self._advantage, reward_weights=weights)
-        by_step = path_advantages(track, self._advantage, reward_weights=weights, path_weight=config.path_weight)
+        every = whole_groups(self._advantage)
+        # Of the samples, as Flow-GRPO has them: to choose samples by, and for who asks for one number a sample.
+        track, numbers = track_advantages(track, every, reward_weights=weights)
+        by_step = path_advantages(track, every, reward_weights=weights, path_weight=config.path_weight)
         track = dataclasses.replace(track, segment=dataclasses.replace(track.latent, advantages=by_step))
         if config.skip_steps:
             track = without_steps(track, config.skip_steps)
-        return best_and_worst(track, config.keep_leaves) if config.keep_leaves else track, numbers
+        low = config.keep_leaves // 2
+        pruned = dataclasses.replace(self._advantage, keep_best=config.keep_leaves - low, keep_worst=low)
+        track, chosen = chosen_and_clipped(track, pruned if config.keep_leaves else self._advantage)
+        return track, numbers | chosen
 
     def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
         """Store the old log-probs: recomputed ones, exactly as in the update, or the engine's."""

@@ -28,8 +28,8 @@ class BranchGrpoConfig(PartConfig):
     """Reward of a path: the mean over the leaves below it with weights exp(path_weight x log-prob of the steps from
     there to the leaf). 0 is the plain mean, the only one that leaves the policy gradient unbiased."""
     keep_leaves: int = limit(0, least=0)
-    """Width pruning: samples of each group in the update, half of them those of the highest reward and half those of
-    the lowest. All of them count in rewards of paths and advantages. 0 keeps all."""
+    """Width pruning: `advantage.keep_best` and `advantage.keep_worst` in one number, half of it each, the odd one to
+    the best. All samples count in rewards of paths and advantages. 0 keeps what those two keep."""
     skip_steps: list[int] = limit(list[int](), least=0)
     """Depth pruning: stochastic steps that are left out of the update, counted from 0."""
 
@@ -39,6 +39,11 @@ class BranchGrpoConfig(PartConfig):
             yield Reason(key=".keep_leaves", text="got 1, expected 2 or more, of high and of low reward; or 0 for all.")
         if plan is None or stage is None or not isinstance(stage.sampling, LatentSamplingConfig):
             return
+        if self.keep_leaves and stage.advantage.keep_best + stage.advantage.keep_worst:
+            text = (
+                f"got {self.keep_leaves}, but advantage.keep_best or keep_worst choose samples already; leave one out."
+            )
+            yield Reason(key=".keep_leaves", text=text)
         sde, samples = stage.sampling.sde, plan.rows_compared(stage)
         expected = sde.branch_factor ** len(sde.branch_steps)
         own = bool(stage.parent or stage.settings.samples)

@@ -14,7 +14,7 @@ from unirl.core.types.batch import rows_by_group
 from unirl.core.types.track import Track
 from unirl.numerics.train.track_advantages import track_advantages
 
-__all__ = ["best_and_worst", "path_advantages", "without_steps"]
+__all__ = ["path_advantages", "without_steps"]
 
 
 def path_advantages(
@@ -71,19 +71,6 @@ def without_steps(track: Track, skipped: list[int]) -> Track:
     }
     kept = torch.where(is_kept, steps, -1).gather(1, order)
     return dataclasses.replace(track, segment=dataclasses.replace(segment, train_steps=kept, **moved))
-
-
-def best_and_worst(track: Track, count: int) -> Track:
-    """The `count` samples of each group with the highest and the lowest rewards, the odd one of the highest."""
-    rewards = track.rewards
-    assert rewards is not None
-    kept: list[int] = []
-    for rows in track.groups().values():
-        live = [row for row in rows if track.sample_weights[row] > 0]
-        live.sort(key=lambda row: float(rewards[row]))
-        low = count // 2
-        kept += live if len(live) <= count else live[:low] + live[low - count :]
-    return track.select(sorted(kept)) if kept else track
 
 
 def _paths(track: Track, steps: list[int]) -> list[str]:

@@ -14,7 +14,12 @@ from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.batch import rows_by_group
 from unirl.core.types.track import Track
-from unirl.numerics.train.track_advantages import counted_rewards, track_advantages
+from unirl.numerics.train.track_advantages import (
+    chosen_and_clipped,
+    counted_rewards,
+    track_advantages,
+    whole_groups,
+)
 
 __all__ = ["Ddpo", "build"]
 
@@ -72,18 +77,18 @@ class Ddpo(FlowGrpo):
         for prompt, rows in rows_by_group(track.inputs.ids).items():
             if own := [row for row in rows if counted[row]]:
                 self._now[prompt] = {name: cast("list[float]", part[own].tolist()) for name, part in parts.items()}
-        settings, weights = self._advantage, self._reward_weights
-        result, numbers = track_advantages(track, settings, reward_weights=weights, earlier=earlier)
+        every, weights = whole_groups(self._advantage), self._reward_weights
+        result, numbers = track_advantages(track, every, reward_weights=weights, earlier=earlier)
         numbers["groups_below_min_count"] = float(len(few))
         if few:
-            whole = dataclasses.replace(settings, scope="global", center="global")
-            other, _ = track_advantages(track, whole, reward_weights=weights)
+            rollout = dataclasses.replace(every, scope="global", center="global")
+            other, _ = track_advantages(track, rollout, reward_weights=weights)
             is_few = torch.tensor([group in few for group in track.group_ids], device=track.sample_weights.device)
             assert other.advantages is not None and result.advantages is not None
             values = torch.where(is_few, other.advantages, result.advantages)
             result = dataclasses.replace(result, advantages=values)
-            numbers["advantage_abs_mean"] = float(values.abs().mean())
-        return result, numbers
+        result, chosen = chosen_and_clipped(result, self._advantage)
+        return result, numbers | chosen
 
     def end_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Also add this step's rewards to those of their prompts."""
