@@ -39,7 +39,7 @@ def test_the_text_quickstart_takes_ppo_with_any_number_of_samples_a_prompt() -> 
         ((*PPO, "algorithm.clip_range_value=0"), "algorithm.clip_range_value", "expected more than 0, or null"),
         ((*PPO, "algorithm.aggregation=mean"), "algorithm.aggregation", "expected one of token-mean"),
         ((*PPO, "algorithm.horizon=3"), "algorithm.horizon", "null otherwise"),
-        ((*PPO, "algorithm.clip_range=1"), "algorithm.clip_range", "expected more than 0 and less than 1"),
+        ((*PPO, "algorithm.clip_range=1.5"), "algorithm.clip_range", "expected more than 0 and at most 1"),
         ((*PPO, "algorithm.tis=all"), "algorithm.tis", "expected one of none, token, sequence"),
         (
             (*PPO, "algorithm.kl_coef=0.1", "algorithm.kl_in_reward=false", "backend.reference_copy=true"),

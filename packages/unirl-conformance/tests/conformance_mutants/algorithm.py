@@ -95,6 +95,11 @@ def weighs_halves(part: FlowGrpo, loss: Any, track: Track, forward: Forward, *, 
     return replace(losses, terms=[replace(term, weights=weights[term.name]) for term in losses.terms])
 
 
+def refuses_a_wide_clip(part: Any, *_: Any, **__: Any) -> None:
+    if part._config.clip_range == 1:
+        raise ValueError("clip_range must be below 1")
+
+
 def loss_with_last_coefficient(part: Any, loss: Any, track: Track, forward: Forward, *, progress: float) -> Losses:
     current, part._kl_coef = part._kl_coef, part.last
     try:
@@ -135,6 +140,8 @@ LATENT = [
          after_build=lambda part: setattr(part, "_config", replace(part._config, clip_range=0.0))),
     flow("clips-late", REFERENCE, "clips at twice the range",
          arguments=TWICE_THE_CLIP),
+    flow("refuses-in-the-loss", "accepted-settings-give-a-finite-loss", "refuses in its loss what its config accepts",
+         changes={"loss": first(refuses_a_wide_clip)}),
     flow("without-reference", REFERENCE, "names no reference", spec={"reference": ""}),
     # The ratio of one sample must not move the weight of another.
     flow("scales-by-the-micro-batch", MICRO, "divides by the mean advantage of the micro-batch", also=(AGE,), gap=True,

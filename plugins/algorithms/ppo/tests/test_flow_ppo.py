@@ -231,7 +231,7 @@ def test_its_recipes_match_with_any_number_of_samples_a_prompt() -> None:
         (("algorithm.gae_lambda=1.5",), "algorithm.gae_lambda", "expected 0 to 1"),
         (("algorithm.value_coef=0",), "algorithm.value_coef", "At 0 no critic learns."),
         (("algorithm.clip_range_value=0",), "algorithm.clip_range_value", "expected more than 0, or null"),
-        (("algorithm.clip_range=1",), "algorithm.clip_range", "expected more than 0 and less than 1"),
+        (("algorithm.clip_range=1.5",), "algorithm.clip_range", "expected more than 0 and at most 1"),
         (("algorithm.kl_coef=0.1",), "backend.reference_copy", "needs a reference policy"),
         (
             (

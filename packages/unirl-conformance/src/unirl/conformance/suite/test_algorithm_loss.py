@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -165,6 +166,27 @@ def test_the_loss_agrees_with_its_numpy_reference(case: AlgorithmCase) -> None:
                 (float(result) - expected) / scale,
                 bound=2e-6,
             )
+
+
+@claim("algorithm", track="any")
+def test_accepted_settings_give_a_finite_loss(case: AlgorithmCase) -> None:
+    """What a recipe may say, the loss takes: with each setting at the ends of its limit and at each of its choices,
+    unless the config refuses it, loss and gradient are finite, before the first update and after the weights moved.
+
+    If it fails: the limit of the setting, or `problems` of the config, has to refuse what the loss cannot take.
+    """
+    for name, value, config in case.accepted():
+        on = (name,) if value and name in case.spec.when else ()
+        setup = case.setup(on, is_ragged=True, **{name: value})
+        assert setup.config == config
+        track = setup.with_old_log_probs(_some_without_weight(setup.track))
+        for when in ("before the first update", "after a move"):
+            loss, gradient = float(setup.loss(track)[0]), setup.gradient(track)
+            bad = [weight for weight, part in gradient.items() if not bool(torch.isfinite(part).all())]
+            assert math.isfinite(loss) and not bad, (
+                f"{name}={value}, {when}: the loss is {loss}, and the gradients of {len(bad)} weights are not finite"
+            )
+            setup.move()
 
 
 def _inputs_of(setup: TrainingSetup, track: Track) -> Callable[[float], Any]:

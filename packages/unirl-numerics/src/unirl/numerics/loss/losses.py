@@ -51,6 +51,7 @@ def clipped_surrogate(
     """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), to be minimised.
 
     log_ratio: [n, ...], new minus old log-prob.  advantages: [n] or any leading dims of it.
+    clip_low: 1 means no lower bound, since no ratio is below 0.
     dual_clip: where A < 0, the loss is at most -A dual_clip; > 1.
     r is `bounded_ratio`: beyond +-`LOG_RATIO_MAX` an element has no gradient, whatever its advantage.
 
@@ -58,11 +59,7 @@ def clipped_surrogate(
     Source: PPO, arXiv 1707.06347, equation 7; two ranges: DAPO, arXiv 2503.14476; dual clip: arXiv
     1912.09729.
     """
-    if not (0 <= clip_low < 1 and clip_high >= 0):
-        raise ValueError(
-            f"clipped_surrogate: clip_low = {clip_low}, clip_high = {clip_high}; 0 <= clip_low < 1 and "
-            "clip_high >= 0 are needed."
-        )
+    _check_clip("clipped_surrogate", clip_low, clip_high)
     if dual_clip is not None and dual_clip <= 1 + clip_high:
         raise ValueError(
             f"clipped_surrogate: dual_clip = {dual_clip} must be larger than 1 + clip_high = {1 + clip_high}."
@@ -93,15 +90,18 @@ def cispo_loss(
     Raises ValueError for invalid ranges, and for advantages whose shape is not a prefix of the log-probs'.
     Source: CISPO, MiniMax-M1, arXiv 2506.13585, equations 4 and 5.
     """
-    if not (0 <= clip_low <= 1 and clip_high >= 0):
-        raise ValueError(
-            f"cispo_loss: clip_low = {clip_low}, clip_high = {clip_high}; 0 <= clip_low <= 1 and clip_high >= 0 are "
-            "needed."
-        )
+    _check_clip("cispo_loss", clip_low, clip_high)
     ratio = bounded_ratio((log_probs - old_log_probs).detach())
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = -weight * expand_leading(advantages, log_probs).detach() * log_probs
     return Surrogate(loss=loss, ratio=ratio, clipped=weight != ratio, binding=torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def _check_clip(name: str, low: float, high: float) -> None:
+    if not (0 <= low <= 1 and high >= 0):
+        raise ValueError(
+            f"{name}: clip_low = {low}, clip_high = {high}; 0 <= clip_low <= 1 and clip_high >= 0 are needed."
+        )
 
 
 def divergence_surrogate(log_ratio: Tensor, advantages: Tensor, *, divergence: Tensor, threshold: float) -> Surrogate:

@@ -24,7 +24,7 @@ AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-
 class TokenPolicyConfig(TokenKlConfig):
     """An algorithm's config inherits from it."""
 
-    clip_range: float = limit(0.2, above=0, below=1)
+    clip_range: float = limit(0.2, above=0, most=1)
     """Lower clip of the ratio, at 1 - clip_range; also the upper one unless `clip_range_high` is set."""
     clip_range_high: float | None = limit(None, above=0)
     """Upper clip, at 1 + clip_range_high; None is `clip_range`."""

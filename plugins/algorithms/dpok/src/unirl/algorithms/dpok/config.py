@@ -18,7 +18,7 @@ __all__ = ["DpokConfig"]
 
 @dataclass
 class DpokConfig(KlConfig):
-    clip_range: float = limit(1e-4, above=0, below=1)
+    clip_range: float = limit(1e-4, above=0, most=1)
     """Clip range of the ratio. A sample outside it has no policy gradient, in whichever direction its ratio moved.
     Log-probs are averaged over the latent's elements, so small latents need larger values."""
     reward_weight: float = limit(100.0, above=0)

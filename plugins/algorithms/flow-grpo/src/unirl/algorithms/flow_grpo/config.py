@@ -40,7 +40,7 @@ class FlowGrpoConfig(KlConfig):
     threshold: float | None = limit(None, above=0)
     """KL per latent element of loss `divergence`, such as 1e-5; null with other losses."""
     clip_range: float = limit(1e-4, above=0, most=1)
-    """Clip range of the ratio, below 1 for loss `clip`. Log-probs are averaged over the latent's elements, so 1e-4 here
+    """Clip range of the ratio; 1 has no lower bound. Log-probs are averaged over the latent's elements, so 1e-4 here
     is a mean shift of 0.026 standard deviations at 65,536 elements. Use larger values for small latents. Loss
     `divergence` does not read it; for every loss it is the default of `train.logp_mismatch_max`."""
     clip_range_high: float | None = limit(None, above=0)
@@ -91,8 +91,6 @@ class FlowGrpoConfig(KlConfig):
             yield Reason(key=".threshold", text="got null, expected a KL for loss 'divergence', such as 1e-5.")
         if self.loss != "clip":
             return
-        if self.clip_range == 1:
-            yield Reason(key=".clip_range", text="got 1.0, expected less than 1; only loss 'cispo' takes 1.")
         least = 1 + (self.clip_range if self.clip_range_high is None else self.clip_range_high)
         if self.dual_clip is not None and self.dual_clip <= least:
             yield Reason(

@@ -30,8 +30,7 @@ class GrpoConfig(TokenPolicyConfig):
     """Values of `advantage` settings that the algorithm's definition requires."""
 
     clip_range: float = limit(0.2, above=0, most=1)
-    """Lower clip of the ratio, at 1 - clip_range; below 1 for loss `clip`. Also the upper one unless
-    `clip_range_high` is set."""
+    """Lower clip of the ratio, at 1 - clip_range; 1 is none. Also the upper one unless `clip_range_high` is set."""
     loss: str = one_of("clip", "cispo", default="clip")
     """`clip`: PPO's clipped surrogate. `cispo`: clips a token's importance weight and keeps its gradient."""
     ratio: str = one_of("token", "sequence", "completion", default="token")
@@ -85,8 +84,6 @@ class GrpoConfig(TokenPolicyConfig):
 
     def _of_the_loss(self) -> Iterator[Reason]:
         if self.loss == "clip":
-            if self.clip_range == 1:
-                yield Reason(key=".clip_range", text="got 1.0, expected less than 1; only loss 'cispo' takes 1.")
             if self.ratio == "completion" and self.aggregation != "seq-mean-token-sum":
                 yield Reason(
                     key=".ratio",

@@ -59,7 +59,7 @@ class PpoConfig(TokenPolicyConfig, GaeConfig):
 
 @dataclass
 class FlowPpoConfig(KlConfig, GaeConfig):
-    clip_range: float = limit(1e-4, above=0, below=1)
+    clip_range: float = limit(1e-4, above=0, most=1)
     """Clip range of the ratio. Log-probs are averaged over the latent's elements, so 1e-4 here is a mean shift of 0.026
     standard deviations at 65,536 elements. Use larger values for small latents."""
     clip_range_high: float | None = limit(None, above=0)
