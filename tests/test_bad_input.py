@@ -78,9 +78,15 @@ def test_a_function_that_needs_metadata_which_the_prompts_lack_is_refused_before
     (tmp_path / "mine.py").write_text("def score(images, colour, style=None): return [0.0 for _ in images]\n")
     words = ("+reward@reward.mine=function", "reward.mine.target=mine.py:score")
     code, message = refused(capsys, "quickstart", *words)
-    assert "has no metadata 'colour', which reward.mine reads; it has ['color', 'place', 'shape']; did you" in message
+    assert (
+        "got no metadata 'colour', which reward.mine reads; the prompt has ['color', 'place', 'shape']; did you"
+        in message
+    )
     assert "loading" not in message
     assert code == 2
+    (tmp_path / "mine.py").write_text("def score(images, prompt): return [0.0 for _ in images]\n")
+    _, message = refused(capsys, "quickstart", *words)
+    assert "got no metadata 'prompt'" in message and "did you mean 'prompts'?" in message
 
 
 @pytest.mark.slow

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from unirl.core.data.prompts import PromptOrder, read_prompts
+from unirl.core.data.run_data import _settings  # pyright: ignore[reportPrivateUsage]
 from unirl.core.errors import DataError
 from unirl.core.types.data import MediaRef
 
@@ -121,6 +123,48 @@ REF = {"modality": "image", "role": "condition", "uri": "gone.png"}
 def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, name: str, content: object, says: str) -> None:
     with pytest.raises(DataError, match=says):
         read_prompts(write(tmp_path, name, content))
+
+
+def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    rows = [
+        '{"prompt": ""}',
+        "{",
+        *['{"prompt": 1}'] * 3,
+        '{"prompt": "a"}',
+        *[f'{{"prompt": {n}}}' for n in range(2, 20)],
+    ]
+    with pytest.raises(DataError) as caught:
+        read_prompts(write(tmp_path, "p.jsonl", "\n".join(rows)))
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith("p.jsonl:1: 'prompt' must be a non-empty string; got \"\".")
+    assert "p.jsonl:2: not JSON" in lines[1]
+    assert lines[2].endswith("p.jsonl:3: 'prompt' must be a non-empty string; got 1. 2 more rows have this.")
+    # 21 different ones.
+    assert len(lines) == 11 and lines[-1] == "11 more problems follow."
+
+
+@pytest.mark.parametrize("key", ["height", "negative_prompt", "seed", "temperature", "samples_per_prompt"])
+def test_a_setting_in_a_row_is_refused_unless_a_reward_reads_it(tmp_path: Path, key: str) -> None:
+    names = _settings(loop_plan(()))
+    path = write(tmp_path, "p.jsonl", f'{{"prompt": "a", "{key}": 3}}')
+    with pytest.raises(DataError, match=rf"p.jsonl:1: '{key}' cannot be set for one row; \w+\.{key} sets it for all"):
+        read_prompts(path, settings=names)
+    assert key not in _settings(loop_plan((key,)))
+    inside = write(tmp_path, "p.jsonl", f'{{"prompt": "a", "metadata": {{"{key}": 3}}}}')
+    assert read_prompts(inside, settings=names)[0].metadata == {key: 3}
+
+
+def loop_plan(metadata: tuple[str, ...]) -> Any:
+    """As much of a plan as names of settings depend on: a reward that reads this metadata."""
+    spec = SimpleNamespace(metadata=metadata, metadata_kinds={})
+    choice = SimpleNamespace(spec=spec, config=SimpleNamespace(required_metadata=lambda: ()))
+    return SimpleNamespace(rewards={"mine": choice})
+
+
+@pytest.mark.parametrize("uri", ["https://example.org/p.jsonl", "s3://bucket/p.jsonl"])
+def test_a_url_is_no_prompt_file(uri: str) -> None:
+    with pytest.raises(DataError, match="got a URL, expected a file on this machine; download it first"):
+        read_prompts(Path(uri))
 
 
 def test_a_missing_file_a_folder_and_wrong_bytes_are_errors_of_the_file(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class PartFactory:
         Raises an OmegaConf error for a key or a type that the config does not have.
         """
         spec = found.spec
-        laid = {**spec.trial, **self._reward_files(found)}
+        laid = {**spec.trial, **self.reward_files(found)}
         if enable is not None:
             laid |= spec.enabled_by.get(enable, {})
         filled = self._filled(self.resolved(found, spec.config), {**laid, **(settings or {})})
@@ -112,7 +112,7 @@ class PartFactory:
                 shutil.rmtree(partial, ignore_errors=True)
         return folder
 
-    def _reward_files(self, found: Found) -> Mapping[str, Any]:
+    def reward_files(self, found: Found) -> Mapping[str, Any]:
         """Settings that load the miniature of a reward; written once a run. Empty for other parts."""
         spec = found.spec
         if not isinstance(spec, RewardSpec) or not spec.tiny:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["PromptOrder", "kind_of", "read_prompts"]
+__all__ = ["PromptOrder", "kind_of", "read_prompts", "refuse"]
 
 # Composing a recipe reads its prompts and draws no order, so it does not wait for numpy.
 Indices: TypeAlias = "NDArray[np.int64]"
 
 FORMATS = (".txt", ".jsonl", ".json")
 REMOTE = ("http://", "https://", "s3://", "gs://")
+REMOTE_PATHS = ("http:/", "https:/", "s3:/", "gs:/", "hf:/")
+"""The same as `Path` writes them, which takes two slashes for one."""
+MOST_PROBLEMS = 10
+"""Problems of a file that are shown."""
 MAX_PROMPT_BYTES = 2**18
 """Longest prompt. No model takes as much, and a tokenizer would need minutes to reject it."""
 OWN_KEYS = ("prompt", "caption", "prompt_id", "metadata", "media", "media_refs")
@@ -38,7 +42,9 @@ EMBEDDING_KEYS = (
 """Precomputed embeddings of older data sets. Text encoders run at rollout time, so these would be stale."""
 
 
-def read_prompts(path: Path, *, prompt_key: str = "prompt") -> tuple[Prompt, ...]:
+def read_prompts(
+    path: Path, *, prompt_key: str = "prompt", settings: Mapping[str, str] | None = None
+) -> tuple[Prompt, ...]:
     """The prompts of a file, in its order.
 
     `.txt`: one a line.  `.jsonl`: one object a line.  `.json`: a list of strings or objects, or an object with such a
@@ -46,9 +52,14 @@ def read_prompts(path: Path, *, prompt_key: str = "prompt") -> tuple[Prompt, ...
 
     An object has `prompt` (or `caption`), and may have `prompt_id` (else `<file name>:<index>`), `metadata` (else
     every further key is metadata) and `media` (or `media_refs`), a list of {modality, role, uri}. Relative URIs start
-    at the file's folder. Raises DataError, naming file and line, for anything else, for ids that repeat and for local
-    media that are missing.
+    at the file's folder.
+
+    settings: key of a row -> the recipe's key, for keys that only look like metadata.
+    Raises DataError for anything else, for ids that repeat and for local media that are missing: a line for each
+    problem, with file and line.
     """
+    if str(path).startswith(REMOTE_PATHS):
+        raise DataError(f"{path}: got a URL, expected a file on this machine; download it first.")
     if path.suffix not in FORMATS:
         ending = f"suffix {path.suffix!r}" if path.suffix else "no suffix"
         raise DataError(f"{path}: got {ending}, expected a prompt file ending in {', '.join(FORMATS)}.")
@@ -62,21 +73,41 @@ def read_prompts(path: Path, *, prompt_key: str = "prompt") -> tuple[Prompt, ...
         raise DataError(f"{path}:{line}: not UTF-8 text (byte {error.start}); save the file as UTF-8.") from error
     except OSError as error:
         raise DataError(f"{path}: the prompt file cannot be read: {error.strerror or error}.") from error
-    prompts = [
-        _prompt(row, where=where, path=path, index=index, prompt_key=prompt_key)
-        for index, (where, row) in enumerate(_rows(path, text, prompt_key))
-    ]
+    prompts: list[Prompt] = []
+    problems: list[tuple[str, str]] = []
+    first: dict[str, str] = {}
+    for index, (where, row) in enumerate(_rows(path, text, prompt_key)):
+        try:
+            prompt = _prompt(row, where=where, path=path, index=index, prompt_key=prompt_key, settings=settings or {})
+        except DataError as error:
+            problems.append((where, str(error).removeprefix(f"{where}: ")))
+            continue
+        if prompt.prompt_id in first:
+            earlier = first[prompt.prompt_id]
+            text = f"duplicate prompt_id {prompt.prompt_id!r}, first used in {earlier}; ids must be unique."
+            problems.append((where, text))
+        first.setdefault(prompt.prompt_id, where)
+        prompts.append(prompt)
+    refuse(problems)
     if not prompts:
         raise DataError(f"{path}: the prompt file contains no prompts.")
-    first: dict[str, str] = {}
-    for where, prompt in prompts:
-        if prompt.prompt_id in first:
-            raise DataError(
-                f"{where}: duplicate prompt_id {prompt.prompt_id!r}, first used in {first[prompt.prompt_id]}; ids must "
-                "be unique."
-            )
-        first[prompt.prompt_id] = where
-    return tuple(prompt for _, prompt in prompts)
+    return tuple(prompts)
+
+
+def refuse(problems: Sequence[tuple[str, str]]) -> None:
+    """Raise a DataError of the problems, each a place and what is wrong there, if there are any. What is wrong in
+    several places is said once, and of many problems the first ones."""
+    places: dict[str, list[str]] = {}
+    for where, text in problems:
+        places.setdefault(text, []).append(where)
+    lines = [
+        f"{where[0]}: {text}" + (f" {len(where) - 1} more rows have this." if where[1:] else "")
+        for text, where in places.items()
+    ]
+    if len(lines) > MOST_PROBLEMS:
+        lines[MOST_PROBLEMS:] = [f"{len(lines) - MOST_PROBLEMS} more problems follow."]
+    if lines:
+        raise DataError("\n".join(lines))
 
 
 @dataclass(frozen=True)
@@ -173,7 +204,7 @@ def _permuted(values: Indices, bits: np.random.Philox) -> Indices:
 
 
 def _rows(path: Path, text: str, prompt_key: str) -> Iterator[tuple[str, object]]:
-    """Each row with its location: `file:line`, or `file[index]` where the line is not known."""
+    """Each row, or its error, with its location: `file:line`, or `file[index]` where the line is not known."""
     if path.suffix == ".json":
         yield from _json_rows(path, text, prompt_key)
         return
@@ -183,7 +214,10 @@ def _rows(path: Path, text: str, prompt_key: str) -> Iterator[tuple[str, object]
         if not line.strip():
             continue
         where = f"{path}:{number}"
-        yield where, line.strip() if path.suffix == ".txt" else _parsed(line, where, path, first_line=number)
+        try:
+            yield where, line.strip() if path.suffix == ".txt" else _parsed(line, where, path, first_line=number)
+        except DataError as error:
+            yield where, error
 
 
 def _json_rows(path: Path, text: str, prompt_key: str) -> Iterator[tuple[str, object]]:
@@ -252,7 +286,9 @@ def _parsed(text: str, where: str, path: Path, *, first_line: int) -> object:
         raise DataError(f"{where}: nested too deeply to be read.") from error
 
 
-def _prompt(row: object, *, where: str, path: Path, index: int, prompt_key: str) -> tuple[str, Prompt]:
+def _prompt(row: object, *, where: str, path: Path, index: int, prompt_key: str, settings: Mapping[str, str]) -> Prompt:
+    if isinstance(row, DataError):
+        raise row
     if isinstance(row, str):
         row = {"prompt": row}
     if not isinstance(row, dict):
@@ -277,11 +313,16 @@ def _prompt(row: object, *, where: str, path: Path, index: int, prompt_key: str)
     metadata = table.get("metadata")
     if metadata is None:
         metadata = {key: value for key, value in table.items() if key not in (*OWN_KEYS, prompt_key)}
+        if misplaced := [key for key in metadata if key in settings]:
+            raise DataError(
+                f"{where}: {misplaced[0]!r} cannot be set for one row; {settings[misplaced[0]]} sets it for all. If a "
+                "reward is to read it, move it under 'metadata', else remove it."
+            )
     elif not isinstance(metadata, dict):
         raise DataError(f"{where}: 'metadata' must be an object; got {kind_of(metadata)}.")
     media = _media(table, where=where, folder=path.parent)
     fields = cast(dict[str, Any], metadata)
-    return where, Prompt(prompt_id=str(prompt_id), text=text, metadata=fields, media=media, where=where)
+    return Prompt(prompt_id=str(prompt_id), text=text, metadata=fields, media=media, where=where)
 
 
 def _check_text(text: str, what: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,18 @@ from ..errors import DataError
 from ..names import did_you_mean
 from ..specs.capability import Cap
 from ..types.data import Prompt
-from .prompts import kind_of, read_prompts
+from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
+from .prompts import REMOTE_PATHS, kind_of, read_prompts, refuse
 
 if TYPE_CHECKING:
-    from ..specs.plan import Plan, Stage
+    from ..specs.config import RewardConfig
+    from ..specs.plan import Choice, Plan, Stage
+    from ..specs.spec import RewardSpec
 
 __all__ = ["RunData", "read_data"]
+
+NO_SETTINGS = ("kind", "options")
+"""Fields of sampling settings that a row never means; questions with choices have `options`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,31 +47,16 @@ def read_data(plan: Plan) -> RunData:
         for key, path in (("data.train", plan.data.train), ("data.eval", plan.data.eval))
         if path
     }
-    read = {key: read_prompts(path, prompt_key=plan.data.prompt_key) for key, path in files.items()}
+    settings = _settings(plan)
+    read = {key: read_prompts(path, prompt_key=plan.data.prompt_key, settings=settings) for key, path in files.items()}
     prompts = read["data.train"]
     if len(prompts) < plan.data.prompts_per_step:
         raise DataError(
             f"data.prompts_per_step: got {plan.data.prompts_per_step}; {plan.data.train} has only {len(prompts)} "
             "prompts."
         )
-    for row in (row for rows in read.values() for row in rows):
-        _check_media(row, [stage for stage in plan.stages if stage.parent is None])
-    for key, file in files.items():
-        for reward, choice in plan.rewards.items():
-            required = (*choice.spec.metadata, *choice.config.required_metadata())
-            for row in read[key]:
-                missing = [name for name in required if name not in row.metadata]
-                if missing:
-                    raise DataError(
-                        f"{file}: prompt {row.prompt_id!r} has no metadata {missing[0]!r}, which reward.{reward} "
-                        f"reads; it has {sorted(row.metadata) or 'none'}{did_you_mean(missing[0], row.metadata) or '.'}"
-                    )
-                for name, kinds in choice.spec.metadata_kinds.items():
-                    if name in row.metadata and (result := kind_of(row.metadata[name])) not in kinds:
-                        raise DataError(
-                            f"{file}: metadata {name!r} of prompt {row.prompt_id!r} is {result}; reward.{reward} "
-                            f"expects {' or '.join(kinds)}."
-                        )
+    for rows in read.values():
+        refuse([(row.where, problem) for row in rows if (problem := _problem(row, plan))])
     for choice in plan.choices:
         files |= {f"{choice.key}{key}": file for key, file in choice.config.read_files().items()}
     versions = {
@@ -76,8 +67,39 @@ def read_data(plan: Plan) -> RunData:
     return RunData(prompts=prompts, held_out=read.get("data.eval", ()), hashes=_hashes(files) | versions)
 
 
-def _check_media(row: Prompt, stages: Sequence[Stage]) -> None:
-    """Raise DataError for media that no model or engine takes, and where media that a model needs are missing."""
+def _settings(plan: Plan) -> dict[str, str]:
+    """Name -> key of each setting that people write into rows, unless a reward reads a value of that name."""
+    names = {"seed": "run.seed", "samples_per_prompt": "data.samples_per_prompt"}
+    for sampling in (LatentSamplingConfig, TextSamplingConfig):
+        names |= {item.name: f"sampling.{item.name}" for item in fields(sampling) if item.name not in NO_SETTINGS}
+    read = {name for choice in plan.rewards.values() for name in (*_metadata(choice), *choice.spec.metadata_kinds)}
+    return {name: key for name, key in names.items() if name not in read}
+
+
+def _metadata(choice: Choice[RewardSpec, RewardConfig]) -> tuple[str, ...]:
+    """Metadata that a reward reads of every row."""
+    return (*choice.spec.metadata, *choice.config.required_metadata())
+
+
+def _problem(row: Prompt, plan: Plan) -> str:
+    """Why the parts of a plan cannot take a row; empty where they can."""
+    if problem := _media_problem(row, [stage for stage in plan.stages if stage.parent is None]):
+        return f"{problem}. Change the prompt file, or choose another model or engine."
+    for reward, choice in plan.rewards.items():
+        if missing := [name for name in _metadata(choice) if name not in row.metadata]:
+            guess = did_you_mean(missing[0], [*row.metadata, *choice.config.other_names])
+            return (
+                f"got no metadata {missing[0]!r}, which reward.{reward} reads; the prompt has "
+                f"{sorted(row.metadata) or 'none'}{guess or '.'}"
+            )
+        for name, kinds in choice.spec.metadata_kinds.items():
+            if name in row.metadata and (kind := kind_of(row.metadata[name])) not in kinds:
+                return f"metadata {name!r} is {kind}; reward.{reward} expects {' or '.join(kinds)}."
+    return ""
+
+
+def _media_problem(row: Prompt, stages: Sequence[Stage]) -> str:
+    """Media that no model or engine takes, or that a model needs and a row lacks."""
     given = [ref.role for ref in row.media]
     taken = sorted({role for stage in stages for role in (*_roles(stage), *_stored(stage))})
     models = " or ".join(dict.fromkeys(repr(stage.model.name) for stage in stages))
@@ -100,8 +122,7 @@ def _check_media(row: Prompt, stages: Sequence[Stage]) -> None:
             problem += f"{stage.model.name!r} needs one"
         elif here and not problem and Cap.MEDIA_REFS not in stage.engine.spec.capabilities:
             problem = f"got media of role {here[0]!r}, but engine {stage.engine.name!r} takes none"
-    if problem:
-        raise DataError(f"{row.where}: {problem}. Change the prompt file, or choose another model or engine.")
+    return problem
 
 
 def _roles(stage: Stage) -> Mapping[Any, str]:
@@ -141,6 +162,8 @@ def _of_stored(row: Prompt, stage: Stage) -> str:
 def _hashes(files: Mapping[str, Path]) -> dict[str, str]:
     result: dict[str, str] = {}
     for key, file in files.items():
+        if str(file).startswith(REMOTE_PATHS):
+            raise DataError(f"{key}: got the URL {file}, expected a file on this machine; download it first.")
         try:
             result[key] = hashlib.sha256(file.read_bytes()).hexdigest()
         except OSError as error:

@@ -89,6 +89,8 @@ class GateConfig:
 class RewardConfig(PartConfig):
     """Base class of every reward's config."""
 
+    other_names: ClassVar[tuple[str, ...]] = ()
+    """Names that its code may take besides metadata; they are suggested where metadata is missing."""
     weight: float = limit(1.0, least=-1e9, most=1e9)
     """Weight of this reward in the combined reward."""
     schedule: list[Any] = limit([], least=0, most=1e9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import RewardConfig
@@ -78,6 +78,7 @@ class PixelTargetConfig(RewardConfig):
 
 @dataclass
 class FunctionConfig(RewardConfig):
+    other_names: ClassVar[tuple[str, ...]] = ("prompts", "images", "videos", "completions")
     target: str = ""
     """The function: `file.py:function`, with a path from the current folder, or `package.module:function`."""
 
