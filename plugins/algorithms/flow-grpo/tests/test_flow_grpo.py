@@ -335,7 +335,11 @@ def test_a_dual_clip_above_the_clip_range_is_accepted() -> None:
         ("quickstart-dppo", ["algorithm.ratio_norm=true"], "algorithm.ratio_norm: got true, expected false: loss"),
         ("quickstart-dppo", ["algorithm.clip_schedule=cosine"], "algorithm.clip_schedule: got cosine, expected const"),
         ("quickstart", ["algorithm.threshold=1e-5"], "algorithm.threshold: got 1e-05, expected null: loss 'clip'"),
-        ("quickstart", ["algorithm.clip_range=1.5"], "algorithm.clip_range: got 1.5, expected more than 0 and at most 1"),
+        (
+            "quickstart",
+            ["algorithm.clip_range=1.5"],
+            "algorithm.clip_range: got 1.5, expected more than 0 and at most 1",
+        ),
         ("quickstart", ["algorithm.loss=cispo", "algorithm.ratio=sequence"], "algorithm.ratio: got sequence, expected"),
         ("quickstart-tempflow", ["sampling.sde.window=2"], "sampling.sde: got mode 'window' of 2 steps, expected one"),
         ("quickstart-tempflow", ["sampling.sde.mode=fraction"], "sampling.sde: got mode 'fraction', expected one SDE"),
