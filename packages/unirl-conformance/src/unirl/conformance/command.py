@@ -213,8 +213,8 @@ def _left_out(chosen: Collection[Subject], full: Collection[Subject], *, is_narr
             f"and all that takes minutes; `--engine {engines[0]}` tests that one."
         )
     return (
-        f"Not tested: algorithms that need the same of {', '.join(engines)} as one that was tested with the same "
-        "model. `--tier full` tests them, and all that takes minutes."
+        f"Not tested: most combinations with {', '.join(engines)}; each was tested once with each model and once with "
+        "each thing that algorithms need of it. `--tier full` tests all, and all that takes minutes."
     )
 
 
