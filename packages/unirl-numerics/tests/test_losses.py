@@ -198,9 +198,17 @@ def test_advantages_of_samples_reach_every_step():
 
 
 def test_ranges_that_make_no_sense_are_refused():
-    for low, high, dual in ((1.0, 0.1, None), (-0.1, 0.1, None), (0.1, -0.1, None), (0.1, 0.1, 1.05)):
+    for low, high, dual in ((1.5, 0.1, None), (-0.1, 0.1, None), (0.1, -0.1, None), (0.1, 0.1, 1.05)):
         with pytest.raises(ValueError, match="clipped_surrogate"):
             clipped_surrogate(torch.zeros(1), torch.ones(1), clip_low=low, clip_high=high, dual_clip=dual)
+
+
+def test_a_clip_of_1_has_no_lower_bound():
+    log_ratio = torch.tensor([-30.0, -2.0, 0.5])
+    result = clipped_surrogate(log_ratio, torch.tensor([-1.0, -1.0, 1.0]), clip_low=1.0, clip_high=10.0)
+    # -A r.
+    assert result.loss.tolist() == pytest.approx([math.exp(-20), math.exp(-2), -math.exp(0.5)], rel=1e-6, abs=1e-8)
+    assert not result.clipped.any()
 
 
 def test_the_clip_schedules():

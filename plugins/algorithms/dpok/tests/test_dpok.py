@@ -302,7 +302,7 @@ CRITIC = ("algorithm.critic=true", "backend.critic.lr=1e-3")
     ("overrides", "key", "says"),
     [
         (("sampling.eta=0",), "sampling.eta", ""),
-        (("algorithm.clip_range=0",), "algorithm.clip_range", "expected more than 0 and less than 1"),
+        (("algorithm.clip_range=0",), "algorithm.clip_range", "expected more than 0 and at most 1"),
         (("algorithm.reward_weight=0",), "algorithm.reward_weight", "expected more than 0"),
         (("algorithm.kl_coef=-1",), "algorithm.kl_coef", "expected 0 or more"),
         (("backend.reference_copy=false",), "backend.reference_copy", "needs a reference policy"),

@@ -99,7 +99,7 @@ def test_a_name_without_the_advantage_it_stands_for_is_told_what_to_set(name: st
         ({"truncated": "drop"}, "algorithm.truncated: got 'drop'"),
         ({"kl_estimator": "k4"}, "algorithm.kl_estimator: got 'k4'"),
         ({"tis": "all"}, "algorithm.tis: got 'all'"),
-        ({"clip_range": 1.0}, "algorithm.clip_range: got 1.0, expected less than 1"),
+        ({"clip_range": 1.5}, "algorithm.clip_range: got 1.5, expected more than 0 and at most 1"),
         ({"clip_range_high": 0.0}, "algorithm.clip_range_high: got 0.0"),
         ({"dual_clip": 1.2}, "algorithm.dual_clip: got 1.2, expected more than 1.2, the upper clip"),
         ({"loss": "cispo", "dual_clip": 3.0}, "algorithm.dual_clip: it bounds the clipped loss"),
