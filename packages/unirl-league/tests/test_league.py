@@ -134,7 +134,7 @@ def test_two_algorithms_run_two_steps_and_a_third_one_fails_in_sight(
 ) -> None:
     broken = "awm: +reward@reward.bad=function reward.bad.target=nowhere:score"
     command = ["league", "quickstart", *SMALL, "--algorithms", "flow-grpo,drtune,awm,grpo", "--seeds", "1"]
-    command += ["--budget", "2steps", "--evals", "2", "--with", broken, "--dir", str(tmp_path)]
+    command += ["--budget", "2steps", "--evals", "2", "--with", broken, "--dir", str(tmp_path), "--allow-code"]
     with pytest.raises(SystemExit) as ended:
         main(command)
     assert ended.value.code == 1

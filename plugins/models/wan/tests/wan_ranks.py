@@ -58,7 +58,9 @@ def of_experts(folder: Path, rows: list[int], *, is_sharded: bool) -> list[dict[
 
 def split_rank(number: int, folder: Path, frames: Path, store: str) -> None:
     def computed() -> Any:
-        velocity, gradients = from_frame(folder, frames, is_split=True)
+        # Its own: the other rank writes the same frames at this moment.
+        (own := frames / f"rank-{number}").mkdir()
+        velocity, gradients = from_frame(folder, own, is_split=True)
         for gradient in gradients.values():
             dist.all_reduce(gradient)
         return velocity, gradients

@@ -35,7 +35,7 @@ def credited(tracks: Mapping[str, Track], stages: Sequence[Stage]) -> dict[str, 
 def _credited(parent: Track, child: Track, *, how: str) -> tuple[Track, Track]:
     import torch
 
-    if child.rewards is None:
+    if (rewards := child.rewards) is None:
         raise BatchError(f"track {child.name!r} gives credit and has no rewards.")
     rows: dict[str, list[int]] = {name: [] for name in parent.sample_ids}
     for row, name in enumerate(cast("tuple[str, ...]", child.parent_ids)):
@@ -48,9 +48,9 @@ def _credited(parent: Track, child: Track, *, how: str) -> tuple[Track, Track]:
         if not rows[name]:
             counted[number] = 0.0
             continue
-        values = child.rewards[rows[name]].float().cpu()
+        values = rewards[rows[name]].float().cpu()
         # By id where rewards are equal: the order of the rows must not matter.
-        best.append(max(rows[name], key=lambda row: (float(child.rewards[row]), child.sample_ids[row])))
+        best.append(max(rows[name], key=lambda row: (float(rewards[row]), child.sample_ids[row])))
         credit[number] = _one(values, how)
     total = credit if parent.rewards is None else parent.rewards + credit.to(parent.rewards.device)
     parent = dataclasses.replace(
