@@ -295,13 +295,18 @@ def test_all_processes_of_a_sample_stay_within_its_memory(name: str) -> None:
 
 
 def _memory_bytes_below(pid: int) -> int:
-    """Resident memory of all descendants of a process, pages that they share counted with each."""
+    """Resident memory of all descendants of a process, pages that they share counted with each.
+
+    A child that has not started its program yet still has the memory of its parent, and is left out.
+    """
+    own = Path("/proc", str(pid), "cmdline").read_bytes()
     parents: dict[int, int] = {}
     pages: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            pages[int(path.name)] = int((path / "statm").read_text().split()[1])
+            is_started = (path / "cmdline").read_bytes() != own
+            pages[int(path.name)] = int((path / "statm").read_text().split()[1]) if is_started else 0
         except OSError:
             continue
     below, found = {pid}, {pid}
