@@ -170,8 +170,8 @@ def test_the_loss_agrees_with_its_numpy_reference(case: AlgorithmCase) -> None:
 
 @claim("algorithm", track="any")
 def test_accepted_settings_give_a_finite_loss(case: AlgorithmCase) -> None:
-    """What a recipe may say, the loss takes: with each setting at the ends of its limit and at each of its choices,
-    unless the config refuses it, loss and gradient are finite, before the first update and after the weights moved.
+    """The loss works with every value that the config accepts: loss and gradient are finite with each setting at the
+    ends of its limit and at each of its choices, before the first update and after the weights have moved.
 
     If it fails: the limit of the setting, or `problems` of the config, has to refuse what the loss cannot take.
     """
