@@ -155,6 +155,14 @@ def test_a_rank_with_padding_alone_still_has_a_graph_to_go_back_through() -> Non
     assert MediaScore(rewards={"a": Contrast()}, weights={"a": 1.0}, kind="image")(track, media).requires_grad
 
 
+def test_under_no_grad_no_gradient_is_asked_for() -> None:
+    """A loss may look at scores that it does not train on."""
+    media = torch.full((4, 3, 2, 2), 0.5, requires_grad=True)
+    with torch.no_grad():
+        values = MediaScore(rewards={"a": Contrast()}, weights={"a": 1.0}, kind="image")(make_track(), media)
+    assert values.tolist() == [1.0] * 4 and not values.requires_grad
+
+
 def test_a_score_of_a_loss_without_a_gradient_is_refused() -> None:
     score_of = MediaScore(rewards={"a": Contrast(cut=True)}, weights={"a": 1.0}, kind="image")
     media = torch.full((4, 3, 2, 2), 0.5)

@@ -97,6 +97,9 @@ class MediaScore:
         return scores.new_zeros(track.num_rows).index_put((counted.to(media.device),), scores)
 
     def _of_rows(self, track: Track, media: Array) -> Array:
+        import torch
+
+        wants_gradient = torch.is_grad_enabled() and media.requires_grad
         samples, scores = score_input(dataclasses.replace(track, media=None)), dict[str, Array]()
         media = media.contiguous()
         for name, reward in self.rewards.items():
@@ -108,7 +111,7 @@ class MediaScore:
                     "scored in the rollout; there is no gradient to train on."
                 )
             values = _scored(reply.values, reply.scored)
-            if media.requires_grad and self.weights[name] and not values.requires_grad:
+            if wants_gradient and self.weights[name] and not values.requires_grad:
                 raise RewardFailed(
                     f"reward.{name}: got scores without a gradient, expected scores that depend on the pixels. Its "
                     "spec states `reward-differentiable`; look for a `detach` or `no_grad` in it."

@@ -72,7 +72,8 @@ class Srpo(RewardGradient):
     def _penalty(self, track: Track, media: Tensor) -> Tensor:
         """The reward with the negative phrase, which rises towards noise and so falls in samples."""
         negative = super().score(_worded(track, self._config.negative), media)
-        self._check_wording(track, self._reward_alone(track, media.detach()) - negative.detach())
+        with torch.no_grad():
+            self._check_wording(track, self._reward_alone(track, media) - negative)
         return negative
 
     def _inverts(self, draw: int) -> bool:
