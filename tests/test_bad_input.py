@@ -5,12 +5,16 @@ The inputs and answers are the tables of docs/explanation/bad-input.md.
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
 import pytest
 from bad_input_page import rows
 from unirl.core.cli import main
+from unirl.core.data.run_data import read_data
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
 from unirl.quickstart import checkpoint_path
 
 
@@ -70,6 +74,34 @@ def test_a_model_folder_that_lacks_a_component_is_named(capsys: pytest.CaptureFi
     assert "vae" in message
     assert "model.path" in message
     assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("height", "sampling.height"),
+        ("negative_prompt", "sampling.negative_prompt"),
+        ("max_new_tokens", "sampling.max_new_tokens"),
+        ("seed", "run.seed"),
+        ("samples_per_prompt", "data.samples_per_prompt"),
+    ],
+)
+def test_a_setting_in_a_row_is_refused_unless_it_is_metadata_or_a_reward_reads_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, key: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "a", "color": "red", "shape": "ring", "place": "left", name: 3}))
+    code, message = refused(capsys, "quickstart", "data.train=rows.jsonl", "data.prompts_per_step=1")
+    assert f"rows.jsonl:1: {name!r} cannot be set for one row; {key} sets it for all." in message and code == 2
+    # Read by a reward, or under `metadata`, it is taken.
+    (tmp_path / "mine.py").write_text(f"def score(images, {name}): return [float({name}[0])] * len(images)\n")
+    mine = ("+reward@reward.mine=function", "reward.mine.target=mine.py:score")
+    small = ["data.train=rows.jsonl", "data.eval=''", "data.prompts_per_step=1"]
+    for words in (mine, ()):
+        plan = compose("quickstart", [*small, *words], catalog=Catalog.discover(), directory=tmp_path)
+        assert read_data(plan).prompts[0].metadata[name] == 3
+        row = {"prompt": "a", "metadata": {"color": "red", "shape": "ring", "place": "left", name: 3}}
+        file.write_text(json.dumps(row))
 
 
 def test_a_function_that_needs_metadata_which_the_prompts_lack_is_refused_before_anything_is_loaded(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from unirl.core.data.prompts import PromptOrder, read_prompts
-from unirl.core.data.run_data import _settings  # pyright: ignore[reportPrivateUsage]
 from unirl.core.errors import DataError
 from unirl.core.types.data import MediaRef
 
@@ -141,24 +139,6 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     assert lines[2].endswith("p.jsonl:3: 'prompt' must be a non-empty string; got 1. 2 more rows have this.")
     # 21 different ones.
     assert len(lines) == 11 and lines[-1] == "11 more problems follow."
-
-
-@pytest.mark.parametrize("key", ["height", "negative_prompt", "seed", "temperature", "samples_per_prompt"])
-def test_a_setting_in_a_row_is_refused_unless_a_reward_reads_it(tmp_path: Path, key: str) -> None:
-    names = _settings(loop_plan(()))
-    path = write(tmp_path, "p.jsonl", f'{{"prompt": "a", "{key}": 3}}')
-    with pytest.raises(DataError, match=rf"p.jsonl:1: '{key}' cannot be set for one row; \w+\.{key} sets it for all"):
-        read_prompts(path, settings=names)
-    assert key not in _settings(loop_plan((key,)))
-    inside = write(tmp_path, "p.jsonl", f'{{"prompt": "a", "metadata": {{"{key}": 3}}}}')
-    assert read_prompts(inside, settings=names)[0].metadata == {key: 3}
-
-
-def loop_plan(metadata: tuple[str, ...]) -> Any:
-    """As much of a plan as names of settings depend on: a reward that reads this metadata."""
-    spec = SimpleNamespace(metadata=metadata, metadata_kinds={})
-    choice = SimpleNamespace(spec=spec, config=SimpleNamespace(required_metadata=lambda: ()))
-    return SimpleNamespace(rewards={"mine": choice})
 
 
 @pytest.mark.parametrize("uri", ["https://example.org/p.jsonl", "s3://bucket/p.jsonl"])

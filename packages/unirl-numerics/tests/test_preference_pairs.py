@@ -28,7 +28,7 @@ def test_a_clip_makes_no_equals_of_a_pair() -> None:
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 2, 0, 3, 1]])
 def test_pairs_are_made_of_the_samples_that_are_kept(order: list[int]) -> None:
-    """Of equal ones, by their ids."""
+    """Ties are broken by sample id."""
     track = a_track([0.0, 2.0, 0.0, 1.0, 2.0], ["g"] * 5).select(order)
     config = AdvantageConfig(keep_best=1, keep_worst=2)
     result, numbers = with_pairs(track, config, reward_weights=REWARDS, pairs_per_group=2)

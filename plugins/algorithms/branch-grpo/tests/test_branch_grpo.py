@@ -275,7 +275,7 @@ def test_width_pruning_keeps_the_best_and_the_worst_with_the_advantages_of_all()
 
 def test_samples_are_dropped_after_paths_have_their_rewards() -> None:
     """Leaves 0 1 | 5 2: paths of the first depth have the rewards 0.5 and 3.5, and the best leaf the advantage
-    (5 - 2) / std(0, 1, 5, 2) = 3 / sqrt(3.5) of its own step, whoever is kept."""
+    (5 - 2) / std(0, 1, 5, 2) = 3 / sqrt(3.5) at its own step, however many samples are kept."""
     rewards = (0.0, 1.0, 5.0, 2.0)
     advantage = AdvantageConfig(eps=0.0, clip=None)
     whole, _ = make(advantage=advantage).advantages(a_track(rewards))

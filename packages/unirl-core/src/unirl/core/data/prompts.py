@@ -54,7 +54,7 @@ def read_prompts(
     every further key is metadata) and `media` (or `media_refs`), a list of {modality, role, uri}. Relative URIs start
     at the file's folder.
 
-    settings: key of a row -> the recipe's key, for keys that only look like metadata.
+    settings: key of a row -> key of the recipe, for settings that are refused as metadata.
     Raises DataError for anything else, for ids that repeat and for local media that are missing: a line for each
     problem, with file and line.
     """
@@ -95,8 +95,8 @@ def read_prompts(
 
 
 def refuse(problems: Sequence[tuple[str, str]]) -> None:
-    """Raise a DataError of the problems, each a place and what is wrong there, if there are any. What is wrong in
-    several places is said once, and of many problems the first ones."""
+    """Raise a DataError that lists the problems, (place, text) each, if there are any. The same text is listed once,
+    with the number of its places, and at most `MOST_PROBLEMS` texts are listed."""
     places: dict[str, list[str]] = {}
     for where, text in problems:
         places.setdefault(text, []).append(where)

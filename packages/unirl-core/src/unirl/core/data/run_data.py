@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["RunData", "read_data"]
 
 NO_SETTINGS = ("kind", "options")
-"""Fields of sampling settings that a row never means; questions with choices have `options`."""
+"""Sampling fields that may be metadata: multiple-choice questions have `options`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ def read_data(plan: Plan) -> RunData:
 
 
 def _settings(plan: Plan) -> dict[str, str]:
-    """Name -> key of each setting that people write into rows, unless a reward reads a value of that name."""
+    """Name -> recipe key of each setting that a row cannot set, without names that a reward reads."""
     names = {"seed": "run.seed", "samples_per_prompt": "data.samples_per_prompt"}
     for sampling in (LatentSamplingConfig, TextSamplingConfig):
         names |= {item.name: f"sampling.{item.name}" for item in fields(sampling) if item.name not in NO_SETTINGS}

@@ -31,7 +31,7 @@ class NamedCode:
     code: str
     """`package.module:name`, a file, or a description."""
     is_foreign: bool
-    """Whether it is from outside the installed plugins and the current folder, or whether that cannot be told."""
+    """True for code from outside the installed plugins and the current folder, and for code of unknown origin."""
 
 
 def named_code(plan: Plan, *, catalog: Catalog) -> list[NamedCode]:

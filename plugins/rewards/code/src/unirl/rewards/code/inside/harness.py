@@ -155,7 +155,7 @@ def _handlers(source: str, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outcome(test: dict[str, Any], job: dict[str, Any], options: dict[str, Any], starter: socket.socket) -> str:
-    """Of one test: `passed`, `wrong`, `error` or `timeout`, `KILL_S` after the end of its time at the latest.
+    """Outcome of one test: `passed`, `wrong`, `error` or `timeout`, at most `KILL_S` after its time is over.
 
     Raises Expired or EOFError when the starter does not reply, which only happens where the code could reach it.
     """
