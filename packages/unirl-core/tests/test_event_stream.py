@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,25 @@ def test_events_come_back_in_order_with_their_data(tmp_path: Path) -> None:
     assert [(event.kind, event.step) for event in result] == [("step", 1), ("finding", 1)]
     assert result[0].data == {"metrics": {"reward_mean": 0.5}, "samples": 8}
     assert result[1].data["text"] == "größer\nzweite Zeile"
+
+
+def test_numbers_that_are_not_finite_are_null_for_any_json_reader(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    stream, seen = EventStream(path), list[Event]()
+    stream.listen(seen.append)
+    stream.emit(
+        "step", step=1, metrics={"ratio": math.inf, "kl": -math.inf, "norm": math.nan, "lr": 0.5}, rest=[math.inf]
+    )
+    stream.close()
+    assert seen[0].data["metrics"]["ratio"] == math.inf
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    line = json.loads(path.read_text(), parse_constant=refuse)
+    assert (line["metrics"], line["rest"]) == ({"ratio": None, "kl": None, "norm": None, "lr": 0.5}, [None])
+    (event,) = read_events(path)
+    assert {key for key, value in event.data["metrics"].items() if math.isnan(value)} == {"ratio", "kl", "norm"}
 
 
 def test_a_line_is_on_disk_before_a_listener_sees_the_event(tmp_path: Path) -> None:

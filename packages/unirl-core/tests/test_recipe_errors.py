@@ -18,6 +18,7 @@ DATA = "data.train=prompts.txt"
     [
         (["algorithm.clip_rnage=1"], ["algorithm.clip_rnage: ", "did you mean algorithm.clip_range?", "command line"]),
         (["+algorithm.clip_rnage=1"], ["algorithm.clip_rnage: ", "did you mean 'clip_range'?"]),
+        (["engine=near", "engine.url=x"], ["engine.url: ", "It has batch; engine=far has it (command line"]),
         (["clip_range=1"], ["clip_range: ", "did you mean 'algorithm.clip_range'?"]),
         (["enginee=far"], ["enginee: ", "did you mean 'engine'?"]),
         (["algorithm.clip_range=much"], ["algorithm.clip_range: ", "'much'", "Float", "algorithm.clip_range=much"]),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from unirl.core.errors import RunFailed
 from unirl.core.observe.caption import captions
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import MAX_SAMPLES, Trackers
@@ -65,12 +66,21 @@ def track(rows: int, **fields: Any) -> Track:
     )
 
 
+INFO = RunInfo(name="trial", folder=Path(), plan_hash="", config={})
+
+
+def started(tracker: Shows, events: EventStream) -> Trackers:
+    result = Trackers({"t": tracker}, events)
+    result.start(INFO)
+    return result
+
+
 def shown(*tracks: Track, by: dict[str, Shows]) -> list[str]:
     """Hand the tracks to the trackers, then a step; returns the findings."""
     events, result = EventStream(), list[str]()
     events.listen(lambda event: result.append(event.data["text"]) if event.kind == "finding" else None)
     trackers = Trackers(by, events)
-    trackers.start(RunInfo(name="trial", folder=Path(), plan_hash="", config={}))
+    trackers.start(INFO)
     for number, one in enumerate(tracks):
         trackers.samples("train", Rollout(tracks={one.name: one}), step=number)
     events.emit("step", step=9, metrics={"reward_mean": 0.5})
@@ -146,7 +156,7 @@ def test_children_are_shown_beside_what_they_descend_from() -> None:
     tracker, events = Shows(), EventStream()
     # The order of the mapping does not matter.
     rollout = Rollout(tracks={"image": images, "rewrite": rewrites, "draft": drafts})
-    Trackers({"t": tracker}, events).samples("eval", rollout, step=3)
+    started(tracker, events).samples("eval", rollout, step=3)
     assert [call[0] for call in tracker.calls] == ["eval/draft", "eval/rewrite", "eval/image"]
     (_, _, first, _), (_, shown_rewrites, second, _), (_, shown_images, third, _) = tracker.calls
     assert first == {} and list(second) == ["draft"] and list(third) == ["draft", "rewrite"]
@@ -166,8 +176,33 @@ def test_children_of_samples_that_are_not_shown_are_not_shown() -> None:
         media=Media(kind="image", values=torch.rand(2, 3, 2, 2)),
     )
     tracker = Shows()
-    Trackers({"t": tracker}, EventStream()).samples(
-        "train", Rollout(tracks={"rewrite": texts, "image": images}), step=0
-    )
+    rollout = Rollout(tracks={"rewrite": texts, "image": images})
+    started(tracker, EventStream()).samples("train", rollout, step=0)
     _, (_, result, lineage, _) = tracker.calls
     assert result.sample_ids == ("s1",) and lineage["rewrite"].texts == ("1",)
+
+
+class Fails(Shows):
+    def start(self, run: RunInfo) -> None:
+        raise OSError("no network")
+
+    def finish(self, status: str) -> None:
+        self.calls.append(("finish", status))
+
+
+class Ends(Shows):
+    def finish(self, status: str) -> None:
+        self.calls.append(("finish", status))
+
+
+def test_only_trackers_that_started_hear_of_the_end() -> None:
+    events, findings = EventStream(), list[str]()
+    events.listen(lambda event: findings.append(event.data["text"]) if event.kind == "finding" else None)
+    first, failing, last = Ends(), Fails(), Ends()
+    trackers = Trackers({"first": first, "failing": failing, "last": last}, events)
+    with pytest.raises(RunFailed, match=r"^tracker\.failing: could not start: no network"):
+        trackers.start(INFO)
+    events.emit("step", step=1, metrics={"reward_mean": 0.5})
+    trackers.finish("failed", step=1)
+    assert first.calls == [("log", 1), ("finish", "failed")]
+    assert (failing.calls, last.calls, findings) == ([], [], [])

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from unirl.core.errors import RewardFailed
+from unirl.core.errors import PluginBroken, RewardFailed, RunFailed
 from unirl.core.roles import ScoreInput, Scores
-from unirl.core.specs.spec import RewardSpec
+from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.plan import Choice
+from unirl.core.specs.spec import EngineSpec, ModelSpec, RewardSpec, Spec, TrackerSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.loop.checked_reward import CheckedReward
+from unirl.loop.parts import errors_under
 
 SPEC = RewardSpec(
     name="taste",
@@ -71,6 +74,8 @@ def test_a_reward_that_keeps_its_word_passes_unchanged() -> None:
         ("reward.taste.salt: got 2", "reward.mine.salt: got 2"),
         ("reward.tastes: got 2", "reward.tastes: got 2"),
         ("no key: reward.taste", "no key: reward.taste"),
+        ("no salt: set reward.taste.salt=1", "no salt: set reward.mine.salt=1"),
+        ("a/reward.taste.yaml: no such file", "a/reward.taste.yaml: no such file"),
     ],
 )
 def test_an_error_under_the_name_of_a_reward_is_raised_under_its_key(raised: str, shown: str) -> None:
@@ -80,6 +85,39 @@ def test_an_error_under_the_name_of_a_reward_is_raised_under_its_key(raised: str
     with pytest.raises(RewardFailed) as caught:
         scored(fail)
     assert str(caught.value) == shown
+
+
+@pytest.mark.parametrize(
+    ("spec", "key", "raised", "shown"),
+    [
+        (TrackerSpec, "tracker.w", "tracker.toy.mode: got 'of'", "tracker.w.mode: got 'of'"),
+        (ModelSpec, "stages.image.model", "model.path: no folder", "stages.image.model.path: no folder"),
+        (ModelSpec, "teachers.big", "model: model.embed has NaN", "teachers.big: model.embed has NaN"),
+        (EngineSpec, "stages.text.engine", "engine: no GPU", "stages.text.engine: no GPU"),
+        (EngineSpec, "stages.text.engine", "engine 'toy' died", "engine 'toy' died"),
+    ],
+)
+def test_an_error_of_a_part_that_is_built_is_raised_under_its_key(
+    spec: type[Spec], key: str, raised: str, shown: str
+) -> None:
+    toy = spec.__new__(spec)
+    object.__setattr__(toy, "name", "toy")
+    with pytest.raises(RunFailed) as caught, errors_under(key, spec=toy):
+        raise RunFailed(raised, phase="build")
+    assert (str(caught.value), caught.value.phase) == (shown, "build")
+
+
+def test_settings_that_break_their_own_part_are_its_failure() -> None:
+    config = RewardConfig()
+    config.named_code = lambda: {}[".target"]
+    choice = Choice(key="reward.mine", spec=SPEC, config=config, dist="acme", version="2")
+    with (
+        pytest.raises(
+            PluginBroken, match=r"^reward\.mine: reward 'taste' of acme 2 failed on its own settings: KeyError"
+        ),
+        choice.attributed(),
+    ):
+        choice.config.named_code()
 
 
 def test_rounding_at_the_ends_of_the_range_is_no_failure() -> None:

@@ -223,7 +223,6 @@ BAD: list[tuple[str, list[tuple[str, str]], list[str], str]] = [
         [],
         "got stored samples of the roles 'preferred', 'rejected', 'rejected'",
     ),
-    ("no sample", [], [], "got stored samples of the roles none, expected one 'target' or"),
     (
         "more samples than sides",
         [("preferred", "0.png"), ("rejected", "1.png")],
@@ -245,6 +244,16 @@ def test_bad_rows_are_refused_before_anything_starts(
     with pytest.raises(DataError, match=r"stored\.jsonl:1") as caught:
         read_data(planned(catalog, "quickstart-dpo-pairs", overrides, tmp_path))
     assert says in str(caught.value)
+
+
+def test_prompts_without_any_samples_ask_for_a_file_of_them_under_the_engines_key(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    for recipe, key in (("quickstart-dpo-pairs", "engine.path"), ("quickstart-regularised", "engine.stored.path")):
+        file = prompt_file(tmp_path, [[]])
+        plan = planned(catalog, recipe, [f"data.train={file}", "data.eval=null", "data.prompts_per_step=1"], tmp_path)
+        with pytest.raises(DataError, match=rf"^{key}: got no stored samples .* no row of .*stored\.jsonl has any"):
+            read_data(plan)
 
 
 def test_a_video_for_an_image_is_refused(catalog: Catalog, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_dpo_of_stored_pairs_starts_at_the_logarithm_of_two_and_learns(catalog: 
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({}, "got stored samples of the roles none"),
+        ({}, "engine.path: got no stored samples for engine 'dataset': no row of "),
         ({"preferred": "1"}, "got stored samples of the roles 'preferred', expected one 'target' or"),
         ({"preferred": "1", "rejected": "2", "target": "3"}, "expected one 'target' or one 'preferred' and one"),
         ({"preferred": "1", "rejected": ""}, "got rejected '', expected a completion, a text that is not empty"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -82,7 +83,7 @@ except WandbFailed as error:
 """
 
 
-def run_script(script: str, folder: Path, home: Path) -> str:
+def run_script(script: str, folder: Path, home: Path, **variables: str) -> str:
     """Run it in a separate process: W&B's helper process belongs to it and ends with it.
 
     No network: the server's address is a port where nothing listens. Warnings are errors there as well.
@@ -90,6 +91,7 @@ def run_script(script: str, folder: Path, home: Path) -> str:
     env = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
     env |= {"HOME": str(home), "WANDB_BASE_URL": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
     env |= {"WANDB_CACHE_DIR": str(home / "cache"), "WANDB_CONFIG_DIR": str(home / "config")}
+    env |= variables
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script, str(folder)],
         env=env,
@@ -253,14 +255,14 @@ def test_disabled_writes_nothing_and_a_run_that_cannot_start_says_what_to_do(tmp
     written, message = run_script(DISABLED_THEN_NOT_LOGGED_IN, folder, tmp_path).splitlines()
     assert written == "[]"
     assert "mode 'online', project 'shapes'" in message
-    assert "API key" in message and '"wandb login"' in message and "tracker.wandb.mode=offline" in message
+    assert "API key" in message and '"wandb login"' in message and "mode=offline" in message
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         (WandbConfig(mode="of-line"), "tracker.wandb.mode: got 'of-line', expected one of online, offline"),
-        (WandbConfig(project=""), "tracker.wandb.project: got an empty name"),
+        (WandbConfig(init_timeout_s=0), "tracker.wandb.init_timeout_s: got 0, expected more than 0"),
         (WandbConfig(max_images=0), "tracker.wandb.max_images: got 0, expected 1 or more"),
         (WandbConfig(max_texts=0), "tracker.wandb.max_texts: got 0, expected 1 or more"),
     ],
@@ -273,15 +275,63 @@ def test_settings_that_cannot_be_are_refused_with_their_key(config: WandbConfig,
 def test_a_run_id_other_than_the_folders_is_refused(tmp_path: Path):
     kept = tmp_path / "unirl-run.json"
     kept.write_text('{"id": "abcd1234", "project": "p"}')
-    tracker: WandbTracker = build(WandbConfig(run_id="other"))
-    with pytest.raises(Exception, match="got 'other', but this run folder belongs to W&B run 'abcd1234'"):
-        tracker._id_to_use(kept, resumed=True)
-    assert build(WandbConfig())._id_to_use(kept, resumed=True) == "abcd1234"
-    assert build(WandbConfig())._id_to_use(kept, resumed=False) is None
+    tracker: WandbTracker = build(WandbConfig())
+    with pytest.raises(Exception, match="run_id: got 'other', but this run folder belongs to W&B run 'abcd1234'"):
+        tracker._id_to_use(kept, asked="other", resumed=True)
+    assert tracker._id_to_use(kept, asked=None, resumed=True) == "abcd1234"
+    assert tracker._id_to_use(kept, asked=None, resumed=False) is None
 
 
 def test_a_damaged_id_file_is_named(tmp_path: Path):
     kept = tmp_path / "unirl-run.json"
     kept.write_text("{")
     with pytest.raises(Exception, match=r"unirl-run\.json does not hold a W&B run id"):
-        build(WandbConfig())._id_to_use(kept, resumed=True)
+        build(WandbConfig())._id_to_use(kept, asked=None, resumed=True)
+
+
+STARTED = """
+import json, sys
+from pathlib import Path
+
+from unirl.core.roles import RunInfo
+from unirl.trackers.wandb.config import WandbConfig
+from unirl.trackers.wandb.tracker import build
+
+folder = Path(sys.argv[1])
+for config in (WandbConfig(), WandbConfig(mode="offline", project="ours", name="mine", tags=["t"])):
+    tracker = build(config)
+    tracker.start(RunInfo(name="first", folder=folder, plan_hash="", config={}))
+    own = tracker._run.settings
+    values = [own.mode, own.project, own.run_name, list(own.run_tags or ()), own.root_dir, own.silent]
+    print(json.dumps(values))
+    tracker.finish("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"WANDB_MODE": "offline"}, ["offline", "unirl", "first", [], "<run>", True]),
+        (
+            {"WANDB_MODE": "disabled", "WANDB_PROJECT": "p", "WANDB_NAME": "n", "WANDB_TAGS": "a,b"},
+            ["disabled", "p", "n", ["a", "b"], gettempdir(), True],
+        ),
+        (
+            {"WANDB_MODE": "offline", "WANDB_DIR": "<elsewhere>", "WANDB_SILENT": "false"},
+            ["offline", "unirl", "first", [], "<elsewhere>", False],
+        ),
+    ],
+)
+def test_variables_of_wandb_win_over_our_defaults_and_the_recipe_over_them(
+    tmp_path: Path, variables: dict[str, str], expected: list[object]
+):
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    filled = json.loads(
+        json.dumps([variables, expected]).replace("<elsewhere>", str(elsewhere)).replace("<run>", str(folder))
+    )
+    lines = run_script(STARTED, folder, tmp_path, **filled[0]).splitlines()
+    by_variables, by_recipe = [json.loads(line) for line in lines if line.startswith("[")]
+    assert by_variables == filled[1]
+    assert by_recipe[:4] == ["offline", "ours", "mine", ["t"]]

@@ -18,8 +18,8 @@ from unirl.core.specs.plan import Choice, Learner, Plan, Stage
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.weights import MadeTensors, checksum
 
-from .checked_reward import CheckedReward, errors_under
-from .parts import Launcher, NoEngine, Parts, attributed, load, shares_weights
+from .checked_reward import CheckedReward
+from .parts import Launcher, NoEngine, Parts, attributed, errors_under, load, shares_weights
 from .scoring import MediaScore
 from .teachers import check_teachers
 
@@ -231,7 +231,7 @@ def build_rewards(plan: Plan, *, catalog: Catalog, keys: Collection[str] | None 
     for key, choice in plan.rewards.items():
         if keys is not None and key not in keys:
             continue
-        with errors_under(choice.key, name=choice.name):
+        with errors_under(choice.key, spec=choice.spec):
             spec = dataclasses.replace(choice.spec, parts=(*choice.spec.parts, *choice.config.further_parts()))
             result[key] = CheckedReward(choice.key, build_part(choice, catalog, device=device), spec=spec)
     return result
@@ -298,7 +298,8 @@ def build_part(choice: Choice[Spec, PartConfig], catalog: Catalog, **context: An
     """One part of a plan, by the `build` of its spec. Raises RunFailed for any error that is not the user's."""
     build = catalog.resolve(choice.spec.build)
     try:
-        part = build(choice.config, **context)
+        with errors_under(choice.key, spec=choice.spec):
+            part = build(choice.config, **context)
     except UniRLError:
         raise
     except (Exception, SystemExit) as error:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from unirl.core.errors import RewardFailed, UniRLError
@@ -13,10 +12,12 @@ from unirl.core.names import shortened
 from unirl.core.roles import Reward, ScoreInput, Scores
 from unirl.core.types.array import Array
 
+from .parts import errors_under
+
 if TYPE_CHECKING:
     from unirl.core.specs.spec import RewardSpec
 
-__all__ = ["CheckedReward", "errors_under"]
+__all__ = ["CheckedReward"]
 
 ROUNDING = 1e-6
 """A mean or a sum of fp32 numbers may pass an exact bound of the range by this share of it."""
@@ -48,7 +49,7 @@ class CheckedReward:
         """
         before = _State(samples)
         try:
-            with errors_under(self._key, name=self._spec.name):
+            with errors_under(self._key, spec=self._spec):
                 if self._spec.media != "any":
                     samples.of(self._spec.media, reward=self._spec.name)
                 scores: object = self._reward.score(samples)
@@ -138,18 +139,6 @@ class CheckedReward:
                 f"{self._key}: got scores from {result[0]:.6g} to {result[1]:.6g}, expected {low:g} to {high:g}, the "
                 f"range that the spec of reward {self._spec.name!r} declares."
             )
-
-
-@contextmanager
-def errors_under(key: str, *, name: str) -> Generator[None]:
-    """A reward calls itself `reward.<name>` in its errors; raise them under its key in the recipe instead."""
-    try:
-        yield
-    except UniRLError as error:
-        own, text = f"reward.{name}", str(error)
-        if text.startswith((f"{own}:", f"{own}.")):
-            error.args = (key + text.removeprefix(own),)
-        raise
 
 
 class _State:

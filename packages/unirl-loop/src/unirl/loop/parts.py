@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from unirl.core.types.rollout import verify_echo
 if TYPE_CHECKING:
     from unirl.core.plugins.catalog import Catalog
     from unirl.core.specs.plan import Plan, Stage
+    from unirl.core.specs.spec import Spec
     from unirl.core.types.request import Request
     from unirl.core.types.track import Track
 
@@ -29,6 +31,7 @@ __all__ = [
     "StageParts",
     "attributed",
     "engine_names",
+    "errors_under",
     "generate",
     "kept_weights",
     "load",
@@ -124,6 +127,22 @@ def attributed(owner: str, *, phase: str) -> Generator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise RunFailed(f"{owner} failed in phase {phase!r}: {type(error).__name__}: {error}", phase=phase) from error
+
+
+@contextmanager
+def errors_under(key: str, *, spec: Spec) -> Generator[None]:
+    """Errors inside name the part by its key in the recipe: a part calls itself `model`, `reward.<name>` or
+    `tracker.<name>`, and may be `stages.image.model` or `reward.second`."""
+    try:
+        yield
+    except UniRLError as error:
+        if spec.kind in ("reward", "tracker"):
+            own = rf"(?<![\w./-]){spec.kind}\.{re.escape(spec.name)}(?=[:.=])"
+        else:
+            # Further on, `model.` may begin the name of a weight.
+            own = rf"^{spec.kind}(?=[:.])"
+        error.args = (re.sub(own, lambda _: key, str(error)), *error.args[1:])
+        raise
 
 
 class NoEngine:

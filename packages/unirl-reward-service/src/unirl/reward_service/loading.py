@@ -18,7 +18,8 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import RewardConfig
 from unirl.core.specs.spec import RewardSpec
-from unirl.loop.checked_reward import CheckedReward, errors_under
+from unirl.loop.checked_reward import CheckedReward
+from unirl.loop.parts import errors_under
 
 __all__ = ["LoadedReward", "load_reward"]
 
@@ -47,7 +48,7 @@ def load_reward(
         raise RecipeError(f"{key}: {' '.join(str(error).split())}") from error
     config.use = spec.name
     check_config(config, key=key)
-    with errors_under(key, name=spec.name):
+    with errors_under(key, spec=spec):
         built = catalog.resolve(spec.build)(config, device=device)
     parts = {"settings": _computing(config), "code": _code(spec.build), "dist": [found.dist, found.version]}
     version = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())

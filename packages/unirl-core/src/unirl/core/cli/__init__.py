@@ -86,9 +86,11 @@ def _run(args: list[str]) -> int:
         if debug:
             raise
         print_error(error)
+        _print_as_json(args, str(error))
         return error.exit_code
     except click.ClickException as error:
         error.show()
+        _print_as_json(args, error.format_message())
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         sys.stderr.write("stopped\n")
@@ -98,3 +100,11 @@ def _run(args: list[str]) -> int:
         sys.stdout = None
         return 0
     return code if isinstance(code, int) else 0
+
+
+def _print_as_json(args: Sequence[str], error: str) -> None:
+    """The error as JSON on stdout too, for a program that asked for JSON."""
+    if "--json" in args:
+        from .output import print_json
+
+        print_json({"error": error})

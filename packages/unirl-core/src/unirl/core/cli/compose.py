@@ -38,7 +38,7 @@ def command(
     RECIPE is a name listed by `unirl recipes`, or a path that ends in .yaml. OVERRIDES use Hydra's syntax:
     `engine=sglang` chooses a part, `algorithm.clip_range=1e-4` sets a value, `+reward@reward.jpeg=jpeg-size` adds a
     reward. Also checks what can be checked without loading anything, such as data and engine environments.
-    Exits with 1 if the plan is refused.
+    Exits with 1 if the plan is refused. With --json, an error is printed as JSON too: `{"error": ...}`.
     """
     from ..match.match import match
     from ..match.named_code import named_code
@@ -52,9 +52,10 @@ def command(
     plan = compose(recipe, overrides, catalog=catalog)
     code = named_code(plan, catalog=catalog)
     verdict = match(plan, catalog=catalog)
-    readiness = preflight(plan, catalog=catalog)
+    # Checks of this machine rely on settings that the match has accepted.
+    readiness = preflight(plan, catalog=catalog) if verdict.accepted else None
     if as_json:
-        here = {"problems": list(readiness.problems), "unseen": list(readiness.unseen)}
+        here = None if readiness is None else {name: list(values) for name, values in vars(readiness).items()}
         print_json({**plan_json(plan, verdict), "code": [vars(one) for one in code], "here": here})
     else:
         show_plan(plan, verdict, readiness, code, changed=changed)
@@ -89,9 +90,12 @@ def plan_json(plan: Plan, verdict: Verdict) -> dict[str, Any]:
 
 
 def show_plan(
-    plan: Plan, verdict: Verdict, readiness: Readiness, code: Sequence[NamedCode] = (), *, changed: bool = False
+    plan: Plan, verdict: Verdict, readiness: Readiness | None, code: Sequence[NamedCode], *, changed: bool
 ) -> None:
-    """Print the plan as a table of values with their origins; defaults are dimmed or, with `changed`, omitted."""
+    """Print the plan as a table of values with their origins; defaults are dimmed or, with `changed`, omitted.
+
+    readiness: None for a refused plan.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -131,7 +135,7 @@ def show_plan(
         out.print(Text(f"runs code: {one.key} is {one.code}{where}", style="yellow"), soft_wrap=True)
     for value in plan.left_out:
         out.print(Text(f"note: {value}", style="yellow"), soft_wrap=True)
-    if verdict.accepted:
+    if readiness is not None:
         out.print(Text("accepted: these parts and settings work together", style="green"))
         for problem in readiness.problems:
             out.print(Text(f"not ready here: {problem}", style="yellow"), soft_wrap=True)

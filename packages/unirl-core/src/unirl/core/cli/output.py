@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from ..strict_json import strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +27,7 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_json(data: Any) -> None:
     """One JSON document on stdout."""
-    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(strict_json(data, indent=2, ensure_ascii=False) + "\n")
 
 
 def print_error(error: BaseException) -> None:

@@ -55,15 +55,15 @@ def read_data(plan: Plan) -> RunData:
             f"data.prompts_per_step: got {plan.data.prompts_per_step}; {plan.data.train} has only {len(prompts)} "
             "prompts."
         )
+    for stage in plan.stages:
+        _check_stored(stage, prompts, plan)
     for rows in read.values():
         refuse([(row.where, problem) for row in rows if (problem := _problem(row, plan))])
+    versions: dict[str, str] = {}
     for choice in plan.choices:
-        files |= {f"{choice.key}{key}": file for key, file in choice.config.read_files().items()}
-    versions = {
-        f"{choice.key}{key}": version
-        for choice in plan.choices
-        for key, version in choice.config.read_versions().items()
-    }
+        with choice.attributed():
+            files |= {f"{choice.key}{key}": file for key, file in choice.config.read_files().items()}
+            versions |= {f"{choice.key}{key}": version for key, version in choice.config.read_versions().items()}
     return RunData(prompts=prompts, held_out=read.get("data.eval", ()), hashes=_hashes(files) | versions)
 
 
@@ -78,7 +78,8 @@ def _settings(plan: Plan) -> dict[str, str]:
 
 def _metadata(choice: Choice[RewardSpec, RewardConfig]) -> tuple[str, ...]:
     """Metadata that a reward reads of every row."""
-    return (*choice.spec.metadata, *choice.config.required_metadata())
+    with choice.attributed():
+        return (*choice.spec.metadata, *choice.config.required_metadata())
 
 
 def _problem(row: Prompt, plan: Plan) -> str:
@@ -133,6 +134,20 @@ def _roles(stage: Stage) -> Mapping[Any, str]:
 def _stored(stage: Stage) -> set[str]:
     """Roles of media that a stage's engine reads as samples."""
     return {role for roles in stage.engine.spec.samples for role in roles}
+
+
+def _check_stored(stage: Stage, prompts: Sequence[Prompt], plan: Plan) -> None:
+    """Raise DataError if no prompt at all has stored samples for a stage that reads them."""
+    roles = _stored(stage)
+    if not roles or stage.engine.config.read_files():
+        return
+    # Media of other roles are a mistake in the rows.
+    if not any(row.media or roles & row.metadata.keys() for row in prompts):
+        key = stage.engine.key + (".path" if "path" in vars(stage.engine.config) else "")
+        raise DataError(
+            f"{key}: got no stored samples for engine {stage.engine.name!r}: no row of {plan.data.train} has any. "
+            f"Name a file of samples here, or add {' or '.join(map(repr, sorted(roles)))} to the rows."
+        )
 
 
 def _of_stored(row: Prompt, stage: Stage) -> str:

@@ -72,8 +72,9 @@ def not_allowed(plan: Plan, *, catalog: Catalog) -> list[Reason]:
 
 def _named(plan: Plan) -> Iterator[tuple[str, str | Path]]:
     for choice in plan.choices:
-        for key, code in choice.config.named_code().items():
-            yield f"{choice.key}{key}", code
+        with choice.attributed():
+            named = dict(choice.config.named_code())
+        yield from ((f"{choice.key}{key}", code) for key, code in named.items())
     for stage in plan.stages:
         name = f".{stage.name}" if len(plan.stages) > 1 else ""
         for key, values in (("sampling", vars(stage.sampling)), ("eval.sampling", stage.eval_sampling)):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..disk import is_at, writing
 from ..errors import RunFolderError
+from ..strict_json import strict_json
 from ..types.event import Event
 
 __all__ = ["EventStream", "read_events"]
@@ -18,9 +20,9 @@ __all__ = ["EventStream", "read_events"]
 class EventStream:
     """Appends events to `events.jsonl` and hands each to the listeners, in order.
 
-    A line is written and flushed before any listener sees it; the file is only ever appended to. A last line that a
-    crash cut off is removed when the stream opens. Raises DiskFull for a line that does not fit, and RunFolderError
-    once the file is not at its path any more.
+    A line is written and flushed before any listener sees it; the file is only ever appended to. A number that is not
+    finite is null in it. A last line that a crash cut off is removed when the stream opens. Raises DiskFull for a line
+    that does not fit, and RunFolderError once the file is not at its path any more.
     """
 
     def __init__(self, path: Path | None = None, *, step: int = 0) -> None:
@@ -48,7 +50,7 @@ class EventStream:
         event = Event(kind=kind, step=step, data=data)
         if self._file is not None:
             line = {"kind": event.kind, "step": event.step, "time": round(event.time, 3), **data}
-            self._append((json.dumps(line, separators=(",", ":")) + "\n").encode())
+            self._append((strict_json(line, separators=(",", ":")) + "\n").encode())
         self.last_step = max(self.last_step, step)
         for listener in self._listeners:
             listener(event)
@@ -98,7 +100,10 @@ class EventStream:
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events of a run. A last line that a crash cut off is left out; any other bad line raises ValueError."""
+    """The events of a run; a metric that is null is NaN.
+
+    A last line that a crash cut off is left out; any other bad line raises ValueError.
+    """
     events: list[Event] = []
     lines = path.read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines, start=1):
@@ -111,6 +116,9 @@ def read_events(path: Path) -> list[Event]:
                 break
             raise ValueError(f"{path}:{number}: not a JSON object: {error}") from error
         try:
+            if isinstance(metrics := item.get("metrics"), dict):
+                numbers = cast("dict[str, float | None]", metrics)
+                item["metrics"] = {key: math.nan if value is None else value for key, value in numbers.items()}
             events.append(Event(kind=item.pop("kind"), step=item.pop("step"), time=item.pop("time"), data=item))
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{path}:{number}: no event: it needs kind, step and time; found {line[:80]}") from error

@@ -27,19 +27,22 @@ class Trackers:
     """The trackers of a run. Losing a dashboard must not lose the run: a failure becomes a `finding` event."""
 
     def __init__(self, trackers: Mapping[str, Tracker], events: EventStream) -> None:
-        self._trackers = dict(trackers)
+        self._built = dict(trackers)
+        self._trackers: dict[str, Tracker] = {}
+        """Those that started, and have not failed."""
         self._events = events
         events.listen(self._on_event)
 
     def start(self, run: RunInfo) -> None:
         """Start every tracker. Raises RunFailed when one cannot start: that is seen best before the first step."""
-        for name, tracker in self._trackers.items():
+        for name, tracker in self._built.items():
             try:
                 tracker.start(run)
             except Exception as error:
                 raise RunFailed(
                     f"tracker.{name}: could not start: {error}. Mend its settings or leave it out: `~tracker.{name}`."
                 ) from error
+            self._trackers[name] = tracker
 
     def samples(self, key: str, rollout: Rollout, *, step: int) -> None:
         """Show the first samples of each decoded track of a scored rollout, children beside their parents."""

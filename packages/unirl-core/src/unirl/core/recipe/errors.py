@@ -47,7 +47,7 @@ def explain(error: BaseException, *, recipe: str, catalog: Catalog, origin: Orig
         if isinstance(link, OverrideParseException):
             return _not_an_override(str(link.override))
         if isinstance(link, (ConfigKeyError, ConfigAttributeError)) and not isinstance(link, InterpolationKeyError):
-            return _unknown_key(link, where=where)
+            return _unknown_key(link, where=where, catalog=catalog)
         if isinstance(link, OmegaConfBaseException):
             return RecipeError(f"{link.full_key or recipe}: {_first_line(link)}{where}.")
     return _other(error, recipe)
@@ -112,7 +112,7 @@ def _missing_config(error: MissingConfigException, catalog: Catalog) -> UniRLErr
     return RecipeError(f"{where}: its defaults list names {path!r}, which was not found{hint}")
 
 
-def _unknown_key(error: OmegaConfBaseException, *, where: str) -> RecipeError:
+def _unknown_key(error: OmegaConfBaseException, *, where: str, catalog: Catalog) -> RecipeError:
     parent, full = error.parent_node, str(error.full_key)
     section, _, key = full.rpartition(".")
     node = parent if isinstance(parent, DictConfig) else OmegaConf.create({})
@@ -134,7 +134,28 @@ def _unknown_key(error: OmegaConfBaseException, *, where: str) -> RecipeError:
         hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else hint
     elif hint:
         hint = f"; did you mean {section}.{nearest(key, known)!s}?"
-    return RecipeError(f"{full}: {has}{hint or '.'} It has {', '.join(sorted(known))}{where}.")
+    others = _others_with(key, section.partition(".")[0], catalog)
+    return RecipeError(f"{full}: {has}{hint or '.'} It has {', '.join(sorted(known))}{others}{where}.")
+
+
+def _others_with(key: str, group: str, catalog: Catalog) -> str:
+    """Installed parts of a group that have a setting of this name, or those that are not installed and may have it."""
+    if group not in PART_GROUPS:
+        return ""
+    having: list[str] = []
+    for spec in catalog.specs(cast(Kind, group)):
+        try:
+            config: Any = catalog.resolve(spec.config)
+        except UniRLError:
+            continue  # a broken part has no settings to choose it for
+        if is_dataclass(config) and key in {item.name for item in fields(config)}:
+            having.append(f"{group}={spec.name}")
+    if having:
+        return f"; {', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
+    known = [part for name in known_parts().names(group) if (part := known_parts().part(group, name)) is not None]
+    absent = [part for part in known if part.name not in catalog.names(cast(Kind, group))]
+    # Of a group with many parts, none is meant more than another.
+    return f"; {group}={absent[0].name} may have it, {absent[0].hint}" if len(absent) == 1 else ""
 
 
 def _holds(root: DictConfig, section: str, key: str) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
+from ..errors import PluginBroken, UniRLError
 from ..types.sampling import LatentSamplingConfig, SamplingConfig
 from .capability import Needs
 from .config import (
@@ -89,6 +91,20 @@ class Choice(Generic[S, C]):
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @contextmanager
+    def attributed(self) -> Generator[None]:
+        """Calls of the config's methods inside: an error that is not the user's becomes PluginBroken, in the name of
+        the part."""
+        try:
+            yield
+        except UniRLError:
+            raise
+        except Exception as error:
+            raise PluginBroken(
+                f"{self.key}: {self.spec.kind} {self.name!r} of {self.dist} {self.version} failed on its own settings: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

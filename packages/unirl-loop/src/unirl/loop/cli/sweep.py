@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from unirl.core.cli.output import print_table
 from unirl.core.disk import replace_text
 from unirl.core.errors import RecipeError, UniRLError
+from unirl.core.strict_json import strict_json
 
 from ..run_folder import new_folder
 from .running import refuse_unless_matched, run_plan
@@ -62,7 +63,7 @@ def run_sweep(recipe: str, overrides: Sequence[str], *, catalog: Catalog) -> int
             sys.stdout.write(f"{job.status}: {job.error}\n")
         root.mkdir(parents=True, exist_ok=True)
         results = {"recipe": recipe, "jobs": [asdict(job) for job in jobs]}
-        replace_text(root / "results.json", json.dumps(results, indent=1))
+        replace_text(root / "results.json", strict_json(results, indent=1))
         if job.status == "stopped":
             break
     rows = [

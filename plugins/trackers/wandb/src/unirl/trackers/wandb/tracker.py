@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from PIL import Image
-from unirl.core.errors import RecipeError, UniRLError
+from unirl.core.errors import UniRLError
 from unirl.core.observe.caption import captions
 from unirl.core.roles import RunInfo
 from unirl.core.specs.check import check_config
@@ -35,8 +35,6 @@ class WandbFailed(UniRLError):
 def build(config: WandbConfig) -> WandbTracker:
     """The tracker of this config. Raises RecipeError for an invalid setting."""
     check_config(config, key="tracker.wandb")
-    if not config.project:
-        raise RecipeError("tracker.wandb.project: got an empty name; name the W&B project of the run.")
     return WandbTracker(config)
 
 
@@ -56,50 +54,66 @@ class WandbTracker:
 
     def start(self, run: RunInfo) -> None:
         """Start the W&B run, or continue the one of this folder. Raises WandbFailed if W&B refuses."""
-        config = self._config
-        online = config.mode == "online"
+        settings = self._settings(run)
+        mode, project = settings["mode"], settings["project"]
         kept = run.folder / "wandb" / "unirl-run.json"
-        run_id = self._id_to_use(kept, resumed=run.resumed_at is not None)
-        if config.mode != "disabled":
+        run_id = self._id_to_use(kept, asked=settings.pop("run_id"), resumed=run.resumed_at is not None)
+        if mode != "disabled":
             # W&B would fall back to a temporary folder when it cannot make this one; here that is an error.
             kept.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._open = wandb.init(
-                project=config.project,
-                entity=config.entity or None,
-                name=config.name or run.name,
                 id=run_id,
-                tags=list(config.tags),
-                mode=config.mode,  # pyright: ignore[reportArgumentType] - checked against MODES by `build`
-                dir=str(run.folder),
+                dir=settings.pop("root_dir"),
                 config={**run.config, "plan_hash": run.plan_hash},
                 # Offline files carry no resume; those of one id become one run when they are synced.
-                resume="allow" if online and run_id else None,
+                resume="allow" if mode == "online" and run_id else None,
                 # Without it a prompt at a terminal may silently switch to offline.
-                force=online,
+                force=mode == "online",
                 # Otherwise a second run of this process, as in a sweep, would silently be the first one.
                 reinit="create_new",
-                settings=wandb.Settings(
-                    console="off", x_disable_stats=True, silent=not online, init_timeout=config.init_timeout_s
-                ),
+                settings=wandb.Settings(**settings),
             )
         except (wandb.Error, TimeoutError, OSError) as error:
             raise WandbFailed(
-                f"mode {config.mode!r}, project {config.project!r}: W&B says: {str(error).rstrip('.')}. "
+                f"mode {mode!r}, project {project!r}: W&B says: {str(error).rstrip('.')}. "
                 + (
-                    'Check the network and "wandb login", or set tracker.wandb.mode=offline and upload later '
-                    'with "wandb sync".'
-                    if online
+                    'Check the network and "wandb login", or set mode=offline and upload later with "wandb sync".'
+                    if mode == "online"
                     else f"Check that {run.folder} can be written to and that wandb is fully installed."
                 )
             ) from error
         self._run.define_metric(STEP, hidden=True)
         self._run.define_metric("*", step_metric=STEP)
-        if config.mode != "disabled":
-            kept.write_text(json.dumps({"id": self._run.id, "project": config.project}) + "\n", encoding="utf-8")
+        if mode != "disabled":
+            kept.write_text(json.dumps({"id": self._run.id, "project": project}) + "\n", encoding="utf-8")
 
-    def _id_to_use(self, kept: Path, *, resumed: bool) -> str | None:
-        asked = self._config.run_id or None
+    def _settings(self, run: RunInfo) -> dict[str, Any]:
+        """Settings of the W&B run: those of the recipe, then W&B's own, then our defaults."""
+        config, own = self._config, wandb.setup().settings
+        default = {
+            "mode": "online",
+            "project": "unirl",
+            "run_name": run.name,
+            "run_id": None,
+            "root_dir": str(run.folder),
+            "console": "off",
+            "x_disable_stats": True,
+        }
+        recipe = {
+            "mode": config.mode,
+            "project": config.project,
+            "entity": config.entity,
+            "run_name": config.name,
+            "run_id": config.run_id,
+            "run_tags": tuple(config.tags),
+            "init_timeout": config.init_timeout_s,
+        }
+        kept = {name: getattr(own, name) for name in own.model_fields_set & {*default, *recipe, "silent"}}
+        result = default | kept | {name: value for name, value in recipe.items() if value}
+        return {"silent": result["mode"] != "online", **result}
+
+    def _id_to_use(self, kept: Path, *, asked: str | None, resumed: bool) -> str | None:
         if not resumed or not kept.exists():
             return asked
         try:
@@ -111,7 +125,7 @@ class WandbTracker:
             ) from error
         if asked not in (None, result):
             raise WandbFailed(
-                f"tracker.wandb.run_id: got {asked!r}, but this run folder belongs to W&B run {result!r}. "
+                f"run_id: got {asked!r}, but this run folder belongs to W&B run {result!r}. "
                 "Leave run_id empty to continue that one."
             )
         return result

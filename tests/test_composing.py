@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 from unirl.core.cli import main
+from unirl.core.errors import RecipeError
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
 
 ROOT = Path(__file__).parents[1]
 FUNCTION = ("quickstart", "+reward@reward.mine=function")
@@ -30,6 +33,43 @@ def composed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     with pytest.raises(SystemExit):
         main(["compose", *words, "--json"])
     return json.loads(capsys.readouterr().out)
+
+
+REFUSED = (
+    "reward.mine.target=my_reward.py",
+    "reward.mine.target=:score",
+    "reward.mine.target=a:b:c",
+    "sampling.eta=-1",
+)
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_after_a_refusal_nothing_else_is_computed(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    refused = composed(capsys, *FUNCTION, word)
+    assert (refused["accepted"], refused["here"]) == (False, None)
+    assert {reason["key"] for reason in refused["reasons"]} == {word.partition("=")[0]}
+
+
+@pytest.mark.parametrize("words", [("quickstart", "algorithm.clip=1"), ("quickstat",), ("quickstart", "--jsn")])
+def test_json_is_printed_for_errors_too(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    (key,) = composed(capsys, *words)
+    assert key == "error"
+
+
+@pytest.mark.parametrize(
+    ("disabled", "says"),
+    [
+        ((), "; launcher=ray has it ("),
+        (("unirl-launcher-ray",), "; launcher=ray may have it, install it: `pip install unirl-launcher-ray` ("),
+    ],
+)
+def test_a_setting_of_another_launcher_names_that_launcher(disabled: tuple[str, ...], says: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        compose("quickstart", ["launcher.train_ranks=2"], catalog=Catalog.discover(disabled=disabled))
+    assert str(caught.value) == (
+        "launcher.train_ranks: LocalConfig has no such key. It has offload_idle"
+        f"{says}command line: launcher.train_ranks=2)."
+    )
 
 
 FOREIGN = [
