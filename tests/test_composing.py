@@ -12,7 +12,10 @@ from unirl.core.cli import main
 from unirl.core.errors import RecipeError
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
+from unirl.core.specs.plan import leaves
+from unirl.loop.run_folder import write_recipe
 
+CATALOG = Catalog.discover()
 ROOT = Path(__file__).parents[1]
 FUNCTION = ("quickstart", "+reward@reward.mine=function")
 TEXT = ("quickstart-text", "+reward@reward.mine=unit-tests", "data.eval=null")
@@ -149,6 +152,38 @@ def test_a_run_of_someone_else_is_not_resumed_without_the_flag(
     with pytest.raises(SystemExit):
         main(["train", "--resume", str(folder)])
     assert "reward.mine.target" in (said := capsys.readouterr().err) and "--allow-code" in said
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("reward.mine.target=light.py:score", "reward.mine.target"),
+        ("data.train=prompts.txt", "data.train"),
+        ("model.path=checkpoint", "model.path"),
+    ],
+)
+def test_a_run_that_was_started_elsewhere_says_where_its_relative_paths_begin(
+    capsys: pytest.CaptureFixture[str],
+    own_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    override: str,
+    key: str,
+) -> None:
+    (own_folder / "prompts.txt").write_text("a ring\n" * 16)
+    (own_folder / "checkpoint").mkdir()
+    plan = compose(FUNCTION[0], [*FUNCTION[1:], "reward.mine.target=light.py:score", override], catalog=CATALOG)
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    write_recipe(folder, plan, [FUNCTION[1], override], hashes={} if key == "model.path" else {key: ""})
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(SystemExit):
+        main(["train", "--resume", str(folder)])
+    assert capsys.readouterr().err == (
+        f"error: {key}: {leaves(plan.resolved)[key]!r} is not in {elsewhere}. This run was started in {own_folder}, where "
+        f"relative paths of its recipe begin. Resume it from there: `cd {own_folder}`.\n"
+    )
 
 
 def test_every_load_of_a_checkpoint_says_whether_its_code_may_run() -> None:

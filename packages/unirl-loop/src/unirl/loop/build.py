@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from unirl.core.errors import PlanRejected, RunFailed, UniRLError
 from unirl.core.match.mismatch_bounds import train_settings
-from unirl.core.roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate
+from unirl.core.roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate, diffusion_model
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.plan import Choice, Learner, Plan, Stage
@@ -20,6 +20,7 @@ from unirl.core.types.weights import MadeTensors, checksum
 
 from .checked_reward import CheckedReward
 from .parts import Launcher, NoEngine, Parts, attributed, errors_under, load, shares_weights
+from .requests import sampling_errors
 from .scoring import MediaScore
 from .teachers import check_teachers
 
@@ -130,6 +131,7 @@ def build_parts(
             backends[keeper.name].hold_frozen(model)
             _verify(model)
         check_teachers(plan, models)
+        _check_sampling(plan, models)
         backpropagated = {key for stage in plan.trained for key in _backpropagated(plan, stage)}
         keys = {"all": plan.rewards.keys(), "backpropagated": backpropagated, "none": ()}[rewards]
         for key in plan.rewards:
@@ -309,6 +311,17 @@ def build_part(choice: Choice[Spec, PartConfig], catalog: Catalog, **context: An
     if part is None:
         raise RunFailed(f"{choice.key}: {choice.spec.build!r} returned None, expected a {choice.spec.kind}.")
     return part
+
+
+def _check_sampling(plan: Plan, models: Mapping[str, Model]) -> None:
+    """Raise RecipeError for sizes and schedules of training or evaluation that only the loaded model can refuse."""
+    for stage in plan.stages:
+        if stage.kind == "latent":
+            model = diffusion_model(models[stage.learner.name])
+            for sampling, evaluates in ((stage.sampling, False), (stage.evaluation, True)):
+                with sampling_errors(plan, stage, evaluates=evaluates):
+                    model.latent_shape(cast(LatentSamplingConfig, sampling))
+                    model.schedule(cast(LatentSamplingConfig, sampling))
 
 
 def _close(parts: Parts, plan: Plan) -> None:

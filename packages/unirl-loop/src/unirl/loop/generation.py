@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from unirl.numerics.media import save_images
 
 from .parts import Parts, generate, sampled_policy
-from .requests import child_request
+from .requests import child_request, sampling_errors
 
 if TYPE_CHECKING:
     from unirl.core.roles import Policy
@@ -41,7 +41,7 @@ def generate_stages(
     """Stage -> group of the root sample behind each of its samples."""
     like = next(iter(requests.values()))
     for stage in plan.stages:
-        with during(stage):
+        with during(stage), sampling_errors(plan, stage, evaluates=evaluated is not None):
             if stage.parent is None:
                 request = requests[stage.name]
                 roots = request.group_ids

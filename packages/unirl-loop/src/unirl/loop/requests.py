@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from unirl.core.errors import BatchError, DataError, RecipeError
+from unirl.core.match.match import placed_key
 from unirl.core.roles import diffusion_model, text_model
 from unirl.core.types.data import MediaRef, Prompt
 from unirl.core.types.inputs import Inputs, distinct
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
     from .parts import Parts
 
-__all__ = ["build_request", "child_request", "evaluation_requests", "sample_seed", "step_requests"]
+__all__ = ["build_request", "child_request", "evaluation_requests", "sample_seed", "sampling_errors", "step_requests"]
 
 
 def step_requests(
@@ -36,21 +39,22 @@ def step_requests(
 
     versions: of the weights that each stage samples with; None takes those that train now.
     """
-    return {
-        stage.name: build_request(
-            prompts,
-            track=stage.name,
-            sampling=stage.sampling,
-            samples_per_prompt=stage.samples,
-            model=parts.models[stage.learner.name],
-            trajectory=stage.needs.trajectory,
-            seed=plan.run.seed,
-            rollout=step,
-            policy_version=parts.version(stage) if versions is None else versions[stage.name],
-        )
-        for stage in plan.stages
-        if stage.parent is None
-    }
+    requests: dict[str, Request] = {}
+    for stage in plan.stages:
+        if stage.parent is None:
+            with sampling_errors(plan, stage):
+                requests[stage.name] = build_request(
+                    prompts,
+                    track=stage.name,
+                    sampling=stage.sampling,
+                    samples_per_prompt=stage.samples,
+                    model=parts.models[stage.learner.name],
+                    trajectory=stage.needs.trajectory,
+                    seed=plan.run.seed,
+                    rollout=step,
+                    policy_version=parts.version(stage) if versions is None else versions[stage.name],
+                )
+    return requests
 
 
 def evaluation_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt]) -> dict[str, Request]:
@@ -60,21 +64,36 @@ def evaluation_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt]) -> 
     prompts: the held-out ones, of which the first `eval.num_prompts` are taken.
     """
     policy = cast("Policy", plan.eval.policy)
-    return {
-        stage.name: build_request(
-            prompts[: plan.eval.num_prompts or len(prompts)],
-            track=stage.name,
-            sampling=stage.evaluation,
-            samples_per_prompt=plan.eval.samples_per_prompt,
-            model=parts.models[stage.learner.name],
-            trajectory=stage.needs.trajectory,
-            seed=plan.eval.seed,
-            rollout=0,
-            policy_version=parts.version(stage, policy),
-        )
-        for stage in plan.stages
-        if stage.parent is None
-    }
+    requests: dict[str, Request] = {}
+    for stage in plan.stages:
+        if stage.parent is None:
+            with sampling_errors(plan, stage, evaluates=True):
+                requests[stage.name] = build_request(
+                    prompts[: plan.eval.num_prompts or len(prompts)],
+                    track=stage.name,
+                    sampling=stage.evaluation,
+                    samples_per_prompt=plan.eval.samples_per_prompt,
+                    model=parts.models[stage.learner.name],
+                    trajectory=stage.needs.trajectory,
+                    seed=plan.eval.seed,
+                    rollout=0,
+                    policy_version=parts.version(stage, policy),
+                )
+    return requests
+
+
+@contextmanager
+def sampling_errors(plan: Plan, stage: Stage, *, evaluates: bool = False) -> Generator[None]:
+    """Errors inside about a setting of `sampling` name the key that the recipe has it under: `sampling.image.height` with
+    several stages, `eval.sampling.height` for one that evaluation overrides."""
+    try:
+        yield
+    except RecipeError as error:
+        text = str(error)
+        if setting := re.match(r"sampling\.(\w+)", text):
+            lead = "eval." if evaluates and setting[1] in stage.eval_sampling else ""
+            error.args = (placed_key(lead + text, plan, stage),)
+        raise
 
 
 def build_request(

@@ -121,13 +121,15 @@ def held_folder(folder: Path, *, is_new: bool = False) -> Generator[RunFolder]:
 
 
 def write_recipe(folder: Path, plan: Plan, overrides: Sequence[str], *, hashes: Mapping[str, str]) -> None:
-    """Write the resolved plan, where each value came from, and the versions that run it.
+    """Write the resolved plan, where each value came from, the folder that relative paths begin in, and the versions
+    that run it.
 
     hashes: config key -> hash of the file that it names.
     """
     recipe = {
         "recipe": plan.recipe,
         "overrides": list(overrides),
+        "started_in": os.getcwd(),
         "hash": plan.hash,
         "cpu": str(describe_cpu(with_torch=True)),
         "dists": {choice.dist: choice.version for choice in plan.choices},

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ..data.run_data import read_data
 from ..errors import UniRLError
-from ..types.sampling import LatentSamplingConfig
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
     from ..specs.config import PartConfig
     from ..specs.environment import Environment
-    from ..specs.plan import Choice, Plan, Stage
+    from ..specs.plan import Choice, Plan
     from ..specs.spec import EngineSpec
 
 __all__ = ["Readiness", "make_environments", "preflight"]
@@ -47,9 +44,8 @@ def preflight(plan: Plan, *, catalog: Catalog) -> Readiness:
         path = str(getattr(learner.model.config, "path", ""))
         folder = Path(path).expanduser()
         if folder.is_dir():
-            stages = [stage for stage in plan.stages if stage.learner is learner]
-            problems += (problem for stage in stages for problem in _sizes(plan, stage, folder))
-        elif re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+            continue
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", path):
             unseen.append(f"the checkpoint {path!r}, which is not a folder here but may be a Hub id")
         elif path:
             problems.append(f"{learner.model.key}.path: there is no folder {path!r}.")
@@ -107,20 +103,3 @@ def _within(engine: Choice[EngineSpec, PartConfig]) -> Path | None:
 def _setting(engine: Choice[EngineSpec, PartConfig], name: str) -> str:
     """A setting that engines with an environment may have; "" where this one does not."""
     return str(vars(engine.config).get(name, ""))
-
-
-def _sizes(plan: Plan, stage: Stage, folder: Path) -> Iterator[str]:
-    """Image sizes that a checkpoint in the diffusers layout cannot generate: they must be multiples of a patch."""
-    try:
-        vae = json.loads((folder / "vae" / "config.json").read_text(encoding="utf-8"))
-        transformer = json.loads((folder / "transformer" / "config.json").read_text(encoding="utf-8"))
-        multiple = 2 ** (len(vae["block_out_channels"]) - 1) * int(transformer["patch_size"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # another layout: the model checks it when it is loaded
-    if not isinstance(stage.sampling, LatentSamplingConfig):
-        return
-    prefix = f"sampling.{stage.name}" if len(plan.stages) > 1 else "sampling"
-    for key in ("height", "width"):
-        value: Any = getattr(stage.sampling, key)
-        if value % multiple:
-            yield f"{prefix}.{key}: got {value}, expected a multiple of {multiple} for {folder}."

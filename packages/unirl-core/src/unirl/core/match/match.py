@@ -37,6 +37,7 @@ __all__ = [
     "match_pair",
     "match_parts",
     "objections",
+    "placed_key",
 ]
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -306,10 +307,19 @@ def _media_of(stage: Stage, rewards: Mapping[str, RewardSpec]) -> Iterator[Reaso
 def _problems(choice: Choice[Spec, PartConfig], plan: Plan, stage: Stage) -> list[Reason]:
     """A part's check of its own settings."""
     try:
-        return [reason.under(choice.key) for reason in choice.config.problems(plan, stage)]
+        reasons = [reason.under(choice.key) for reason in choice.config.problems(plan, stage)]
+        return [replace(reason, key=placed_key(reason.key, plan, stage)) for reason in reasons]
     except Exception as error:  # noqa: BLE001 - refuses the plan, in the name of the part
         text = f"{choice.spec.kind} {choice.name!r} of {choice.dist} {choice.version} could not check its settings: "
         return [Reason(key=choice.key, text=text + describe_failure(error))]
+
+
+def placed_key(key: str, plan: Plan, stage: Stage) -> str:
+    """Key of a stage's setting, given that of a recipe with this stage alone, which is all that a part knows."""
+    lead = "eval." if key.startswith("eval.sampling") else ""
+    section, dot, rest = key.removeprefix(lead).partition(".")
+    known = section in ("sampling", "advantage", "train")
+    return f"{lead}{_of_stage(plan, stage)(section)}{dot}{rest}" if known else key
 
 
 def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:

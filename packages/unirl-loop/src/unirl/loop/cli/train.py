@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,12 +105,37 @@ def _recorded(resume: Path, recipe: str | None, overrides: tuple[str, ...]) -> t
         recorded = json.loads(file.read_text(encoding="utf-8"))
         # `run.stop_at` has been reached; the resumed run must not stop there again.
         kept = [override for override in recorded["overrides"] if not override.startswith("run.stop_at=")]
+        _check_working_folder(recorded, overrides)
         return recorded["recipe"], (*kept, *overrides)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{file}: cannot be read as the recipe of a run ({error}); "
             f"name the recipe: `unirl train RECIPE --resume {resume}`."
         ) from error
+
+
+def _check_working_folder(recorded: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Raise CheckpointError for a relative path of a run that was started in another folder and is not in this one.
+
+    The folder is not changed to that one: code in the current folder runs without a question.
+    """
+    from unirl.core.specs.plan import leaves
+
+    then, values = Path(recorded.get("started_in", "")), leaves(recorded.get("resolved", {}))
+    given = {override.lstrip("+").partition("=")[0] for override in overrides}
+    read = {key: str(values.get(key, "")) for key in recorded.get("files", ())}
+    places = {key: str(value) for key, value in values.items() if key.endswith(".path")}
+    if recorded["recipe"].endswith(".yaml"):
+        places["recipe"] = recorded["recipe"]
+    for key, value in {**read, **places}.items():
+        # A function is named by its file and its name.
+        path = Path(value.partition(":")[0]).expanduser()
+        is_lost = (then / path).exists() or (key in read and not then.exists())
+        if value and key not in given and not path.is_absolute() and not path.exists() and is_lost:
+            raise CheckpointError(
+                f"{key}: {value!r} is not in {Path.cwd()}. This run was started in {then}, where relative paths of its "
+                f"recipe begin. Resume it from there: `cd {then}`."
+            )
 
 
 def _say_how_it_ended(result: RunResult, summary: RunSummary) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from unirl.core.limits import limit, one_of
+from unirl.core.errors import RecipeError
+from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import PartConfig
+from unirl.core.types.sampling import LatentSamplingConfig
 
-from ..model_files import DTYPES, checkpoint_version, dtype_of
+from ..model_files import DTYPES, checkpoint_version, dtype_of, read_json
+from .sizes import Sizes
 
 if TYPE_CHECKING:
     import torch
+    from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["PipelineConfig", "pipeline_dtypes"]
+__all__ = ["Parts", "PipelineConfig", "parts_in", "pipeline_dtypes"]
+
+Parts: TypeAlias = Callable[[str], Mapping[str, Any]]
+"""Name of a component -> its config."""
 
 
 @dataclass
@@ -43,10 +51,44 @@ class PipelineConfig(PartConfig):
 
     rounding_only = ("decode_batch",)
 
+    def sizes(self, part: Parts) -> Sizes | None:
+        """Sizes that a checkpoint generates, by the configs of its components; None where only the model knows them."""
+        return None
+
+    def unfit(self, sampling: LatentSamplingConfig, part: Parts) -> Iterator[Reason]:
+        """Settings of sampling that a checkpoint rules out. Keys are relative to their section, such as `.height`."""
+        sizes = self.sizes(part)
+        yield from () if sizes is None else sizes.problems(sampling)
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """Settings that a local checkpoint rules out, of training and of evaluation."""
+        yield from super().problems(plan, stage)
+        folder = Path(self.path).expanduser()
+        if stage is None or not isinstance(stage.sampling, LatentSamplingConfig) or not folder.is_dir():
+            return
+        evaluated, part = cast(LatentSamplingConfig, stage.evaluation), parts_in(folder)
+        try:
+            train = list(self.unfit(stage.sampling, part))
+            # What evaluation inherits is refused where it is set.
+            own = [one for one in self.unfit(evaluated, part) if one.key.split(".")[1] in stage.eval_sampling]
+        except (RecipeError, KeyError, TypeError, AttributeError):
+            return  # another layout, which is refused when it is loaded
+        yield from (reason.under("sampling") for reason in train)
+        yield from (reason.under("eval.sampling") for reason in own)
+
     def read_versions(self) -> Mapping[str, str]:
         """Version of the checkpoint, if it is in a local folder."""
         version = checkpoint_version(self.path)
         return {".path": version} if version else {}
+
+
+def parts_in(folder: Path) -> Parts:
+    """The configs of the components in a folder, by name; that of the pipeline by an empty one."""
+
+    def config(name: str) -> Mapping[str, Any]:
+        return read_json(folder / name / "config.json" if name else folder / "model_index.json")
+
+    return config
 
 
 def pipeline_dtypes(

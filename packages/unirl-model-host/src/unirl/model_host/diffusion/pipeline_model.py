@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -29,7 +28,7 @@ from unirl.numerics.diffusion.schedules import MuRule, Variant, sigmas_from_sche
 
 from .sequence_parallel import TokenSplit, split_transformer
 
-__all__ = ["PipelineModel", "check_size", "empty_component", "own_memory", "set_tiling"]
+__all__ = ["PipelineModel", "empty_component", "own_memory", "set_tiling"]
 
 C = TypeVar("C", bound=PipelineConfig)
 
@@ -71,6 +70,7 @@ class PipelineModel(DiffusionModel):
         Raises RecipeError for an invalid setting, before anything is looked up or loaded.
         """
         check_config(config, key="model")
+        self._config = config
         self.folder = folder = find(config)
         name = self.spec.name
         self.device = device
@@ -140,9 +140,7 @@ class PipelineModel(DiffusionModel):
     def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
         """Conditions of each input's text, [n, ...] in the dtype of the text encoders."""
         self._check_served("encode", "text encoders", "An engine that encodes prompts with the model")
-        length, most = sampling.max_sequence_length, self.max_sequence_length
-        if not 1 <= length <= most:
-            raise RecipeError(f"sampling.max_sequence_length: got {length}; {self.spec.name} takes 1 to {most}.")
+        self._check_length(sampling)
         # Images among the inputs pass through the VAE.
         self._bring("encode", *(("decode",) if self.spec.inputs else ()))
         return self.encode_inputs(inputs, sampling=sampling)
@@ -191,30 +189,25 @@ class PipelineModel(DiffusionModel):
     @abstractmethod
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """[C, H, W] of the latent of an image, [C, F, H, W] of a video. Raises RecipeError for an invalid size; see
-        `check_image` and `check_video`."""
+        `checked_latent`."""
 
-    def check_image(self, sampling: LatentSamplingConfig, *, unit: int, largest: int | None = None) -> None:
-        """Raise RecipeError, with the nearest valid size, unless the request is for one image whose sides are multiples
-        of `unit` up to `largest`, in pixels."""
-        if sampling.frames != 1:
-            raise RecipeError(f"sampling.frames: got {sampling.frames}; {self.spec.name} generates single images.")
-        for name, size in (("height", sampling.height), ("width", sampling.width)):
-            check_size(name, size, first=unit, step=unit, largest=largest)
+    def checked_latent(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
+        """The same without C, by `sizes` of the config. Raises RecipeError for settings that the config says this
+        checkpoint rules out."""
+        for reason in self._config.unfit(sampling, self._part):
+            raise RecipeError(str(reason.under("sampling")))
+        self._check_length(sampling)
+        sizes = self._config.sizes(self._part)
+        assert sizes is not None, f"the config of model {self.spec.name!r} gives no sizes"
+        return sizes.latent(sampling)
 
-    def check_video(
-        self,
-        sampling: LatentSamplingConfig,
-        *,
-        unit: int,
-        frame_step: int,
-        least_frames: int = 1,
-        largest: int | None = None,
-        most_frames: int | None = None,
-    ) -> None:
-        """Raise RecipeError, with the nearest valid size, unless the sides are as in `check_image` and the frames are
-        `least_frames` plus a multiple of `frame_step`, up to `most_frames`."""
-        check_size("frames", sampling.frames, first=least_frames, step=frame_step, largest=most_frames)
-        self.check_image(dataclasses.replace(sampling, frames=1), unit=unit, largest=largest)
+    def _check_length(self, sampling: LatentSamplingConfig) -> None:
+        length, most = sampling.max_sequence_length, self.max_sequence_length
+        if not 1 <= length <= most:
+            raise RecipeError(f"sampling.max_sequence_length: got {length}; {self.spec.name} takes 1 to {most}.")
+
+    def _part(self, name: str) -> Mapping[str, Any]:
+        return (self.pipeline.components[name] if name else self.pipeline).config
 
     def decode(self, latents: Tensor) -> Tensor:
         """Images [N, 3, H, W] or videos [N, F, 3, H, W], fp32 in [0, 1], of latents [N, *latent_shape]. A video of one
@@ -360,18 +353,6 @@ def set_tiling(vae: Any, config: PipelineConfig) -> None:
         raise RecipeError(f"model.vae_tiling: {type(vae).__name__} of the checkpoint has no tiles. Set it to false.")
     if config.vae_tiling:
         vae.enable_tiling()
-
-
-def check_size(name: str, size: int, *, first: int, step: int, largest: int | None = None) -> None:
-    """Raise RecipeError unless `size` is first + k step, k >= 0, and at most `largest`."""
-    steps, rest = divmod(size - first, step)
-    if rest == 0 and first <= size <= (largest or size):
-        return
-    around = {first + max(steps + more, 0) * step for more in (0, 1)}
-    near = sorted({min(fitting, largest or fitting) for fitting in around})
-    rule = f"a multiple of {step}{'' if first == step else f' plus {first}'}"
-    limits = f" from {first} to {largest}" if largest else ""
-    raise RecipeError(f"sampling.{name}: got {size}, expected {rule}{limits}. Nearest: {' or '.join(map(str, near))}.")
 
 
 def own_memory(_module: torch.nn.Module, _args: tuple[Any, ...], output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
+from unirl.model_host.diffusion.sizes import Sizes
 
 from .session import Size
 
@@ -31,6 +32,12 @@ class Grid:
     """The pipeline steps through tokens [B, F h w, C]."""
     is_channels_last: bool = False
     """The pipeline steps through [B, F, h, w, C]."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sizes that the pipeline takes."""
+        step = self.frame_step
+        return Sizes(factor=self.side, unit=self.unit, rate=step, frame_step=step or 1)
 
     @classmethod
     def found(cls, state_shape: Callable[[Size], Shape | None], size: Size, *, makes_videos: bool) -> Grid:

@@ -20,7 +20,7 @@ from unirl.core.specs.check import check_config
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.model_host.diffusion.equal_forwards import in_groups
-from unirl.model_host.diffusion.pipeline_model import check_size, set_tiling
+from unirl.model_host.diffusion.pipeline_model import set_tiling
 from unirl.model_host.model_files import dtype_of
 from unirl.numerics.media import load_picture
 
@@ -317,14 +317,8 @@ class DiffusersModel(DiffusionModel):
             raise RecipeError(f"sampling: {type(self.pipeline).__name__} refuses {size}{sizes}: {error}") from error
 
     def _size(self, sampling: LatentSamplingConfig) -> Size:
-        grid = self.grid
-        if not grid.frame_step and sampling.frames != 1:
-            raise RecipeError(
-                f"sampling.frames: got {sampling.frames}; {type(self.pipeline).__name__} generates single images."
-            )
-        check_size("height", sampling.height, first=grid.unit, step=grid.unit)
-        check_size("width", sampling.width, first=grid.unit, step=grid.unit)
-        check_size("frames", sampling.frames, first=1, step=grid.frame_step or 1)
+        for reason in self.grid.sizes.problems(sampling):
+            raise RecipeError(str(reason.under("sampling")))
         return Size(sampling.height, sampling.width, sampling.frames, sampling.max_sequence_length)
 
 

@@ -13,11 +13,12 @@ from unirl.core.errors import RecipeError
 from unirl.model_host.diffusion.pipeline_files import PipelineFiles
 from unirl.model_host.model_files import read_json
 
+from .config import EXAMPLE
+
 __all__ = ["FILES", "TEXT_LAYERS"]
 
 TEXT_LAYERS = (9, 18, 27)
 """Layers of the text encoder whose states are the prompt's embeddings."""
-_EXAMPLE = "black-forest-labs/FLUX.2-klein-base-4B"
 
 
 def _check(folder: Path, index: Mapping[str, Any]) -> None:
@@ -25,7 +26,7 @@ def _check(folder: Path, index: Mapping[str, Any]) -> None:
     if read_json(folder / "transformer" / "config.json").get("guidance_embeds"):
         raise RecipeError(
             f"model.path: {str(folder)!r} has a transformer with guidance_embeds, which takes a guidance scale as an "
-            f"input; expected one of FLUX.2 [klein], such as {_EXAMPLE!r}."
+            f"input; expected one of FLUX.2 [klein], such as {EXAMPLE!r}."
         )
     layers = read_json(folder / "text_encoder" / "config.json").get("num_hidden_layers", 0)
     if layers < TEXT_LAYERS[-1]:
@@ -39,7 +40,7 @@ FILES = PipelineFiles(
     pipeline=Flux2KleinPipeline,
     model="flux2-klein",
     title="FLUX.2 [klein]",
-    example=_EXAMPLE,
+    example=EXAMPLE,
     vocabularies=("tokenizer.json", "vocab.json"),
     check=_check,
     uses_chat_template=True,

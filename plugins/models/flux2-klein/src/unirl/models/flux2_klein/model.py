@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from diffusers import Flux2Transformer2DModel
 from torch import Tensor
-from unirl.core.errors import RecipeError
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.array import Ragged
 from unirl.core.types.data import MediaRef
@@ -25,14 +24,11 @@ from unirl.model_host.diffusion.pipeline_files import chat_tokens
 from unirl.model_host.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import FILES, TEXT_LAYERS
-from .config import Flux2KleinConfig
+from .config import PATCH, Flux2KleinConfig
 from .plugin import SPEC
 from .sources import Sources
 
 __all__ = ["Flux2KleinModel", "build"]
-
-_PATCH = 2
-"""Side of the patches of the VAE's latents that are one latent here."""
 
 
 def build(
@@ -130,25 +126,18 @@ class Flux2KleinModel(PipelineModel):
             )[0]
         return output[:, : x[0, 0].numel()].float().transpose(1, 2).reshape(x.shape).contiguous()
 
-    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, int, int]:
+    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """[4 C, H / 16, W / 16] of one latent. Raises RecipeError, with the nearest size that fits, for any other, and
         for guidance on a distilled checkpoint."""
-        if self.pipeline.config.is_distilled and sampling.guidance_scale != 1.0:
-            raise RecipeError(
-                f"sampling.guidance_scale: got {sampling.guidance_scale:g} for a distilled checkpoint, which has its "
-                f"guidance built in; expected 1. Use a base checkpoint, such as {FILES.example!r}."
-            )
-        unit = self.pipeline.vae_scale_factor * _PATCH
-        self.check_image(sampling, unit=unit)
-        return cast(Any, self.transformer).config.in_channels, sampling.height // unit, sampling.width // unit
+        return cast(Any, self.transformer).config.in_channels, *self.checked_latent(sampling)
 
     def vae_latents(self, latents: Tensor) -> Tensor:
         mean, std = self._statistics(latents)
-        return F.pixel_shuffle(latents * std + mean, _PATCH)
+        return F.pixel_shuffle(latents * std + mean, PATCH)
 
     def of_vae(self, encoded: Tensor) -> Tensor:
         mean, std = self._statistics(encoded)
-        return (F.pixel_unshuffle(encoded, _PATCH) - mean) / std
+        return (F.pixel_unshuffle(encoded, PATCH) - mean) / std
 
     def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each channel of a patch, by the VAE's batch norm."""
@@ -163,7 +152,7 @@ class Flux2KleinModel(PipelineModel):
             none = torch.zeros((0, settings.in_channels), dtype=self.vae.dtype, device=self.device)
             return none, torch.zeros((0, 4), dtype=torch.int64, device=self.device)
         self._check_served("decode", "VAE", "An engine that encodes source images")
-        pixels = Sources.pixels(media, pipeline.image_processor, unit=pipeline.vae_scale_factor * _PATCH)
+        pixels = Sources.pixels(media, pipeline.image_processor, unit=pipeline.vae_scale_factor * PATCH)
         latents, ids = pipeline.prepare_image_latents(
             images=pixels, batch_size=1, generator=None, device=self.device, dtype=self.vae.dtype
         )

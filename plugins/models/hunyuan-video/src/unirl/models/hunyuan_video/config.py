@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from unirl.core.limits import limit
-from unirl.model_host.diffusion.pipeline_config import PipelineConfig
+from unirl.core.limits import Reason, limit
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.model_host.diffusion.pipeline_config import Parts, PipelineConfig
+from unirl.model_host.diffusion.sizes import Sizes
 
 __all__ = ["HunyuanVideoConfig", "HunyuanVideoOptions"]
 
@@ -14,6 +17,21 @@ __all__ = ["HunyuanVideoConfig", "HunyuanVideoOptions"]
 class HunyuanVideoConfig(PipelineConfig):
     decode_batch: int = limit(1, least=0)
     """Videos per VAE call; 0 decodes all at once."""
+
+    def sizes(self, part: Parts) -> Sizes:
+        vae = part("vae")
+        factor, rate = vae.get("spatial_compression_ratio", 8), vae.get("temporal_compression_ratio", 4)
+        return Sizes(factor=factor, unit=factor * part("transformer")["patch_size"], rate=rate, frame_step=rate)
+
+    def unfit(self, sampling: LatentSamplingConfig, part: Parts) -> Iterator[Reason]:
+        """The same, and guidance, which is distilled into the weights."""
+        yield from super().unfit(sampling, part)
+        if sampling.is_guided:
+            text = (
+                f"got {sampling.guidance_scale:g}; HunyuanVideo 1.0 has its guidance distilled into its weights. Set "
+                "it to 1, and choose sampling.options.embedded_guidance."
+            )
+            yield Reason(key=".guidance_scale", text=text)
 
 
 @dataclass

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from diffusers import HunyuanVideoTransformer3DModel
 from torch import Tensor
-from unirl.core.errors import RecipeError
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.model_host.diffusion.pipeline_model import PipelineModel, own_memory
@@ -104,15 +103,7 @@ class HunyuanVideoModel(PipelineModel):
             )[0]
         return velocity.float()
 
-    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, int, int, int]:
+    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """[C, F, H, W] of one latent. Raises RecipeError, with the nearest size that fits, for any other, and for
         guidance by two forwards."""
-        if sampling.is_guided:
-            raise RecipeError(
-                f"sampling.guidance_scale: got {sampling.guidance_scale:g}; HunyuanVideo 1.0 has its guidance "
-                "distilled into its weights. Set it to 1, and choose sampling.options.embedded_guidance."
-            )
-        factor, rate = self.pipeline.vae_scale_factor_spatial, self.pipeline.vae_scale_factor_temporal
-        self.check_video(sampling, unit=factor * self.token_side, frame_step=rate)
-        channels, num_frames = cast(Any, self.transformer).config.in_channels, 1 + (sampling.frames - 1) // rate
-        return channels, num_frames, sampling.height // factor, sampling.width // factor
+        return cast(Any, self.transformer).config.in_channels, *self.checked_latent(sampling)

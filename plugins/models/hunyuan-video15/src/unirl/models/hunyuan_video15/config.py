@@ -10,7 +10,8 @@ from typing import ClassVar
 from unirl.core.limits import Reason, limit
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.model_host.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.diffusion.pipeline_config import Parts, PipelineConfig
+from unirl.model_host.diffusion.sizes import Sizes
 from unirl.model_host.model_files import read_json
 
 __all__ = ["MODELS", "HunyuanVideo15Config", "HunyuanVideo15ImageConfig"]
@@ -29,23 +30,30 @@ class HunyuanVideo15Config(PipelineConfig):
 
     pipeline: ClassVar[str] = "HunyuanVideo15Pipeline"
 
+    def sizes(self, part: Parts) -> Sizes:
+        vae = part("vae")
+        factor, rate = vae.get("spatial_compression_ratio", 16), vae.get("temporal_compression_ratio", 4)
+        return Sizes(factor=factor, unit=factor * part("transformer")["patch_size"], rate=rate, frame_step=rate)
+
+    def unfit(self, sampling: LatentSamplingConfig, part: Parts) -> Iterator[Reason]:
+        """The same, and guidance on a checkpoint whose guidance is distilled."""
+        yield from super().unfit(sampling, part)
+        guider = Path(self.path).expanduser() / "guider" / "guider_config.json"
+        settings = read_json(guider) if sampling.is_guided and guider.is_file() else {}
+        if settings.get("guidance_scale") == 1.0 or settings.get("enabled") is False:
+            yield Reason(
+                key=".guidance_scale",
+                text=f"got {sampling.guidance_scale:g}, but the guidance of {self.path!r} is distilled into its "
+                "weights, by the scale 1 of its guider. Set it to 1, or use a checkpoint that is not distilled.",
+            )
+
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """A local checkpoint for the other task, and guidance on one whose guidance is distilled."""
+        """The same, and a local checkpoint for the other task."""
         yield from super().problems(plan, stage)
-        folder = Path(self.path)
-        index, guider = folder / "model_index.json", folder / "guider" / "guider_config.json"
+        index = Path(self.path).expanduser() / "model_index.json"
         kind = str(read_json(index).get("_class_name")) if index.is_file() else self.pipeline
         if kind in MODELS and kind != self.pipeline:
             yield Reason(key=".path", text=f"{self.path!r} is a checkpoint of {kind!r}. Choose model={MODELS[kind]}.")
-        sampling = stage.sampling if stage else None
-        if isinstance(sampling, LatentSamplingConfig) and sampling.is_guided and guider.is_file():
-            settings = read_json(guider)
-            if settings.get("guidance_scale") == 1.0 or settings.get("enabled") is False:
-                yield Reason(
-                    key="sampling.guidance_scale",
-                    text=f"got {sampling.guidance_scale:g}, but the guidance of {self.path!r} is distilled into its "
-                    "weights, by the scale 1 of its guider. Set it to 1, or use a checkpoint that is not distilled.",
-                )
 
 
 @dataclass

@@ -133,7 +133,7 @@ class HunyuanVideo15Model(PipelineModel):
         """Embeddings of an image [B, S, E]. In place of the pipeline's 729 zeros, all masked, there are none."""
         return x.new_zeros((len(x), 0, self.pipeline.vision_states_dim))
 
-    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, int, int, int]:
+    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """[C, F, H, W] of one latent. Raises RecipeError, with the nearest size that fits, for any other, and for
         guidance on a distilled checkpoint."""
         pipeline, guider = self.pipeline, self.pipeline.guider
@@ -142,7 +142,4 @@ class HunyuanVideo15Model(PipelineModel):
                 f"sampling.guidance_scale: got {sampling.guidance_scale:g} for a checkpoint whose guidance is "
                 "distilled into its weights; expected 1. Use one that is not distilled."
             )
-        factor, rate = pipeline.vae_scale_factor_spatial, pipeline.vae_scale_factor_temporal
-        self.check_video(sampling, unit=factor * self.token_side, frame_step=rate)
-        num_frames = 1 + (sampling.frames - 1) // rate
-        return pipeline.num_channels_latents, num_frames, sampling.height // factor, sampling.width // factor
+        return pipeline.num_channels_latents, *self.checked_latent(sampling)

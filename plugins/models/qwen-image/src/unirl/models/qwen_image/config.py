@@ -5,18 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unirl.core.limits import limit
-from unirl.model_host.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.diffusion.pipeline_config import Parts, PipelineConfig
+from unirl.model_host.diffusion.sizes import Sizes
 
-__all__ = ["QwenImageConfig", "QwenImageEditConfig", "QwenImageEditPlusConfig"]
+__all__ = ["PATCH", "QwenImageConfig", "QwenImageEditConfig", "QwenImageEditPlusConfig"]
+
+PATCH = 2
+"""Side of a patch, in elements of the VAE's latent."""
 
 
 @dataclass
 class QwenImageConfig(PipelineConfig):
     """The settings shared by all models in the diffusers layout."""
 
+    def sizes(self, part: Parts) -> Sizes:
+        # A latent is the VAE's, in patches.
+        unit = PATCH * 2 ** len(part("vae")["temperal_downsample"])
+        return Sizes(factor=unit, unit=unit)
+
 
 @dataclass
-class QwenImageEditConfig(PipelineConfig):
+class QwenImageEditConfig(QwenImageConfig):
     source_area: int = limit(1024 * 1024, least=1024)
     """Pixels to which a source image is scaled, its ratio kept; the default is the pipeline's. Less trains faster."""
     token_types: bool = True

@@ -21,13 +21,10 @@ from unirl.model_host.diffusion.pipeline_files import PipelineFiles
 from unirl.model_host.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import FILES
-from .config import QwenImageConfig
+from .config import PATCH, QwenImageConfig
 from .plugin import SPEC
 
 __all__ = ["QwenImageModel", "build"]
-
-_PATCH = 2
-"""Side of the patches that the pipeline packs into tokens."""
 
 
 def build(
@@ -123,16 +120,14 @@ class QwenImageModel(PipelineModel):
             )[0]
         return tokens[:, : height * width].float().transpose(1, 2).reshape(x.shape).contiguous()
 
-    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, int, int]:
+    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """[4 C, H / 16, W / 16] of one latent. Raises RecipeError, with the nearest size that fits, for any other."""
-        unit = self.pipeline.vae_scale_factor * _PATCH
-        self.check_image(sampling, unit=unit)
-        return cast(Any, self.transformer.config).in_channels, sampling.height // unit, sampling.width // unit
+        return cast(Any, self.transformer.config).in_channels, *self.checked_latent(sampling)
 
     def vae_latents(self, latents: Tensor) -> Tensor:
         """Latents of one frame without patches: the VAE is one of videos."""
-        return super().vae_latents(F.pixel_shuffle(latents, _PATCH)[:, :, None])
+        return super().vae_latents(F.pixel_shuffle(latents, PATCH)[:, :, None])
 
     def of_vae(self, encoded: Tensor) -> Tensor:
         """Latents of one frame, in patches."""
-        return F.pixel_unshuffle(super().of_vae(encoded)[:, :, 0], _PATCH)
+        return F.pixel_unshuffle(super().of_vae(encoded)[:, :, 0], PATCH)

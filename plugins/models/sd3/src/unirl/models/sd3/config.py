@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unirl.core.limits import limit
-from unirl.model_host.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.diffusion.pipeline_config import Parts, PipelineConfig
+from unirl.model_host.diffusion.sizes import Sizes
 
 __all__ = ["Sd3Config", "Sd3Options"]
 
@@ -14,6 +15,11 @@ __all__ = ["Sd3Config", "Sd3Options"]
 class Sd3Config(PipelineConfig):
     use_t5: bool = True
     """Load the T5 encoder, if the checkpoint has one. Without it its embeddings are zeros, as in diffusers."""
+
+    def sizes(self, part: Parts) -> Sizes:
+        factor, settings = 2 ** (len(part("vae")["block_out_channels"]) - 1), part("transformer")
+        unit = factor * settings["patch_size"]
+        return Sizes(factor=factor, unit=unit, largest=settings["pos_embed_max_size"] * unit)
 
 
 @dataclass

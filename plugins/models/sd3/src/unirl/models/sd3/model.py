@@ -88,9 +88,6 @@ class Sd3Model(PipelineModel):
             )[0]
         return velocity.float()
 
-    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, int, int]:
+    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """[C, H, W] of one latent. Raises RecipeError, with the nearest size that fits, for any other."""
-        factor, settings = self.pipeline.vae_scale_factor, cast(Any, self.transformer.config)
-        unit = factor * self.token_side
-        self.check_image(sampling, unit=unit, largest=settings.pos_embed_max_size * unit)
-        return settings.in_channels, sampling.height // factor, sampling.width // factor
+        return cast(Any, self.transformer.config).in_channels, *self.checked_latent(sampling)

@@ -94,21 +94,9 @@ class WanModel(PipelineModel):
         dtype = self.compute_dtype
         return {"hidden_states": x.to(dtype), "encoder_hidden_states": conditions["prompt_embeds"].to(dtype)}
 
-    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, int, int, int]:
+    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """[C, F, H, W] of one latent. Raises RecipeError, with the nearest size that fits, for any other."""
-        factor, rate = self.pipeline.vae_scale_factor_spatial, self.pipeline.vae_scale_factor_temporal
-        settings = cast(Any, self.transformer).config
-        unit, places, depth = factor * self.token_side, settings.rope_max_seq_len, settings.patch_size[0]
-        self.check_video(
-            sampling,
-            unit=unit,
-            frame_step=depth * rate,
-            least_frames=(depth - 1) * rate + 1,
-            largest=places * unit,
-            most_frames=(depth * places - 1) * rate + 1,
-        )
-        num_frames = 1 + (sampling.frames - 1) // rate
-        return settings.out_channels, num_frames, sampling.height // factor, sampling.width // factor
+        return cast(Any, self.transformer).config.out_channels, *self.checked_latent(sampling)
 
 
 class Wan21Model(WanModel):

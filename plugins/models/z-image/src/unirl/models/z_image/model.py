@@ -19,7 +19,7 @@ from unirl.model_host.diffusion.pipeline_files import chat_tokens
 from unirl.model_host.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import FILES
-from .config import ZImageConfig
+from .config import PATCH, ZImageConfig
 from .plugin import SPEC
 
 __all__ = ["ZImageModel", "build"]
@@ -43,7 +43,7 @@ class ZImageModel(PipelineModel):
     """
 
     spec = SPEC
-    token_side = 2
+    token_side = PATCH
 
     def __init__(
         self, config: ZImageConfig, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart] = MODEL_PARTS
@@ -90,9 +90,6 @@ class ZImageModel(PipelineModel):
             )[0]
         return -torch.stack(rows).float().squeeze(2)
 
-    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, int, int]:
+    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """[C, H / 8, W / 8] of one latent. Raises RecipeError, with the nearest size that fits, for any other."""
-        scale: int = self.pipeline.vae_scale_factor
-        unit = scale * self.token_side
-        self.check_image(sampling, unit=unit, largest=min(self._settings.axes_lens[1:]) * unit)
-        return self._settings.in_channels, sampling.height // scale, sampling.width // scale
+        return self._settings.in_channels, *self.checked_latent(sampling)
