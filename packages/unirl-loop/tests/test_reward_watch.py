@@ -9,6 +9,7 @@ import pytest
 import torch
 from loop_toy import ToyEngine, parts, plan, run
 from test_scoring_and_costs import make_track
+from unirl.core.errors import RunFailed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.loop.reward_watch import RewardWatch, shift
 
@@ -66,3 +67,57 @@ def test_a_run_says_each_pair_once() -> None:
     (finding,) = [event for event in findings if "hacking" in event.data["text"]]
     assert finding.step == 20
     assert "the trained reward 'light' rose by" in finding.data["text"] and "'light/dark' fell" in finding.data["text"]
+
+
+def collapsed(*steps: list[float], weight: float = 1.0) -> list[int]:
+    """Steps, counted from 1, whose rollouts are reported, given the scores of each."""
+    watch, said = RewardWatch(50), list[int]()
+    for number, scores in enumerate(steps, start=1):
+        parts = {"a": torch.tensor(scores), "a/x": torch.tensor(scores)}
+        track = dataclasses.replace(make_track(len(scores)), reward_parts=parts, reward_weights={"a": weight})
+        said += [number for name, _ in watch.collapses(track) if name == "a"]
+    return said
+
+
+GOOD, WORST = [0.0, 1.0], [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([GOOD, *[WORST] * 5], [6]),
+        ([*[GOOD] * 7, *[WORST] * 4, GOOD, *[WORST] * 3], []),
+        ([*[WORST] * 9], []),
+        # Lower than any of the first, though not alike.
+        ([*[[0.5, 1.0]] * 5, *[[0.0, 0.9]] * 6], [10, 11]),
+        ([*[[0.5, 1.0]] * 5, *[[0.5, 0.6]] * 6], []),
+    ],
+)
+def test_five_steps_no_better_than_the_worst_of_the_first_samples_are_a_collapse(
+    steps: list[list[float]], expected: list[int]
+) -> None:
+    assert collapsed(*steps) == expected
+    assert collapsed(*steps, weight=-1.0) == collapsed(*steps, weight=0.0) == []
+
+
+class Falls:
+    """A reward of 0 or 1 by row for a step, and of 0 from then on."""
+
+    parts = ()
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def score(self, samples: ScoreInput) -> Scores:
+        self._calls += 1
+        return Scores(values=torch.arange(samples.num_rows).remainder(2).float() * (self._calls == 1))
+
+    def close(self) -> None: ...
+
+
+def test_a_collapse_is_reported_once_or_fails_the_run() -> None:
+    ran = run(parts(rewards={"light": Falls()}), plan(run={"max_steps": 9}))
+    (finding,) = [event for event in ran.events if "collapsed" in event.data.get("text", "")]
+    assert finding.step == 5 and "'light' was 0.1 in the first 5 steps, 0 for the worst" in finding.data["text"]
+    with pytest.raises(RunFailed, match="the policy may have collapsed"):
+        run(parts(rewards={"light": Falls()}), plan(run={"max_steps": 9, "on_collapse": "fail"}))

@@ -142,7 +142,7 @@ def test_an_argument_of_the_call_that_does_not_fit_is_refused(
     [
         ({"height": 65}, r"^sampling\.height: got 65, expected a multiple of 16\. Nearest: 64 or 80\."),
         ({"width": 8}, r"^sampling\.width: got 8, expected a multiple of 16\. Nearest: 16\."),
-        ({"frames": 5}, r"^sampling\.frames: got 5; FluxPipeline generates single images"),
+        ({"frames": 5}, r"^sampling\.frames: got 5, expected 1: the model generates single images"),
         ({"schedule": ScheduleConfig(shift=3.0)}, r"^sampling\.schedule: got .*shift=3\.0.*/scheduler_config\.json"),
     ],
 )

@@ -193,8 +193,9 @@ def test_what_a_local_checkpoint_says_is_known_before_anything_is_loaded(
     assert reasons(f"model.path={tiny_folder}", "sampling.guidance_scale=6") == []
     (other,) = reasons(f"model.path={image_folder}")
     assert "model.path: " in other and other.endswith("Choose model=hunyuan-video15-i2v.")
-    (distilled,) = reasons(f"model.path={tmp_path}", "sampling.guidance_scale=6", "eval=null")
-    assert "sampling.guidance_scale: got 6, but the guidance of" in distilled
+    distilled, evaluated = reasons(f"model.path={tmp_path}", "sampling.guidance_scale=6", "eval=null")
+    assert distilled.startswith("sampling.guidance_scale: got 6, but the guidance of ")
+    assert evaluated == f"eval.{distilled}", "the recipe evaluates at the same scale"
 
 
 def test_engines_without_a_bridge_are_refused_when_the_recipe_is_composed(image_folder: Path) -> None:

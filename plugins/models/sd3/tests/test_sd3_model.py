@@ -165,7 +165,7 @@ def test_an_image_has_a_gradient_to_its_latent(tiny_model: Sd3Model) -> None:
         ({"height": 70}, r"sampling\.height: got 70, .* multiple of 16 .* Nearest: 64 or 80\."),
         ({"width": 8}, r"sampling\.width: got 8, .* Nearest: 16\."),
         ({"width": 2048}, r"sampling\.width: got 2048, .* from 16 to 1024\. Nearest: 1024\."),
-        ({"frames": 5}, r"sampling\.frames: got 5; .* single images"),
+        ({"frames": 5}, r"sampling\.frames: got 5, expected 1: .* single images"),
     ],
 )
 def test_a_size_that_does_not_fit_is_refused_with_one_that_does(

@@ -84,8 +84,8 @@ def evaluation_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt]) -> 
 
 @contextmanager
 def sampling_errors(plan: Plan, stage: Stage, *, evaluates: bool = False) -> Generator[None]:
-    """Errors inside about a setting of `sampling` name the key that the recipe has it under: `sampling.image.height` with
-    several stages, `eval.sampling.height` for one that evaluation overrides."""
+    """Errors inside about `sampling` name the key that the recipe has: `sampling.image.height` for one of several
+    stages, `eval.sampling.height` for a setting that evaluation overrides."""
     try:
         yield
     except RecipeError as error:

@@ -1,4 +1,5 @@
-"""Watching for reward hacking: a reward that is trained rises while something else that is logged falls."""
+"""Watching the rewards of a run: for hacking, where a trained reward rises while another value falls, and for a
+collapsed policy, whose samples all score like the worst of those it began with."""
 
 from __future__ import annotations
 
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING
 from .scoring import known
 
 if TYPE_CHECKING:
+    from unirl.core.types.array import Array
     from unirl.core.types.track import Track
 
 __all__ = ["RewardWatch", "shift"]
 
 LEAST_STEPS = 10
 LARGE = 0.5
+COLLAPSE_STEPS = 5
+"""Steps whose samples have to be that bad."""
 
 
 def shift(steps: list[tuple[float, float]]) -> float:
@@ -37,6 +41,32 @@ class RewardWatch:
     def __init__(self, max_steps: int) -> None:
         self._window = 2 * max(LEAST_STEPS, max_steps // 10)
         self._steps: dict[str, deque[tuple[float, float]]] = {}
+        self._first: dict[str, list[Array]] = {}
+        self._last: dict[str, deque[float]] = {}
+
+    def collapses(self, track: Track) -> Iterator[tuple[str, str]]:
+        """Note a rollout; gives each reward of positive weight whose mean over the last `COLLAPSE_STEPS` rollouts is no
+        higher than the lowest score in the first ones, and a text about it.
+
+        A policy that always scored alike has nothing to collapse from.
+        """
+        for name, values in track.reward_parts.items():
+            if track.reward_weights.get(name, 0.0) <= 0 or not (scores := known(values)).numel():
+                continue
+            first = self._first.setdefault(f"{track.name}/{name}", [])
+            last = self._last.setdefault(f"{track.name}/{name}", deque(maxlen=COLLAPSE_STEPS))
+            last.append(float(scores.double().mean()))
+            if len(first) < COLLAPSE_STEPS:
+                first.append(scores.detach().double().cpu())
+            means, lowest = [float(each.mean()) for each in first], min(float(each.min()) for each in first)
+            if len(last) == COLLAPSE_STEPS and fmean(last) <= lowest < fmean(means):
+                yield (
+                    name,
+                    f"reward: the policy may have collapsed: {name!r} was {fmean(means):.3g} in the first {len(first)} "
+                    f"steps, {lowest:.3g} for the worst sample, and is {fmean(last):.3g} in the last {len(last)}. Look "
+                    "at the samples; a learning rate that is too high is the usual cause. Resume from a checkpoint "
+                    "before, with a lower one; run.on_collapse=fail stops such a run.",
+                )
 
     def pairs(self, track: Track) -> Iterator[tuple[str, str, str]]:
         """Note a step; gives a trained reward that rose, a reward or component that fell, and a text about both.

@@ -129,7 +129,7 @@ def write_recipe(folder: Path, plan: Plan, overrides: Sequence[str], *, hashes: 
     recipe = {
         "recipe": plan.recipe,
         "overrides": list(overrides),
-        "started_in": os.getcwd(),
+        "started_in": str(Path.cwd()),
         "hash": plan.hash,
         "cpu": str(describe_cpu(with_torch=True)),
         "dists": {choice.dist: choice.version for choice in plan.choices},

@@ -121,7 +121,7 @@ def train_step(
 
     prompts_of: step -> its prompts, followed with dynamic sampling by those that may replace them.  end: the first step
     that is not run; with `run.max_staleness`, rollouts of steps before it are started ahead of training on this one.
-    watch: hints of reward hacking over the run so far.  should_stop: nothing is started ahead when it says so.
+    watch: of the rewards over the run so far.  should_stop: nothing is started ahead when it says so.
     """
     parts, plan = queue.parts, queue.plan
     began, phases, num_ready = time.perf_counter(), Phases(), queue.num_ready
@@ -134,6 +134,11 @@ def train_step(
     metrics = _drawn_metrics(rollout, step=step + 1, events=events)
     if plan.run.media_every and step % plan.run.media_every == 0:
         trackers.samples("train", rollout, step=step)
+    for stage in plan.trained:
+        for name, text in watch.collapses(rollout.tracks[stage.name]) if watch else ():
+            if plan.run.on_collapse == "fail":
+                raise RunFailed(text)
+            events.finding(text, step=step, once=f"{stage.name}: {name} collapsed")
     found = {stage.name: _staleness(plan, stage, rollout, version=parts.version(stage)) for stage in plan.stages}
     jobs = [
         _job(parts, plan, stage, rollout, step=step, phases=phases, metrics=found[stage.name]) for stage in plan.stages
@@ -149,6 +154,12 @@ def train_step(
                 "advantage.constant_reward=fail stops the run instead."
             )
             events.finding(text, step=step + 1, once="constant reward")
+        if own.get("updates_skipped"):
+            text = (
+                f"{stage.name}: {own['updates_skipped']} updates of the step were left out, because a gradient was not "
+                "finite; the weights are as before them. Often this is a learning rate that is too high."
+            )
+            events.finding(text, step=step + 1, once=f"{stage.name}: skipped")
         for *pair, text in watch.pairs(track) if watch else ():
             events.finding(text, step=step + 1, once=f"{stage.name}: {pair}")
         if stage.algorithm is not None:

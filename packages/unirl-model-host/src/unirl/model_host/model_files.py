@@ -37,7 +37,7 @@ __all__ = [
     "scheduler_config",
 ]
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 DTYPES = ("float32", "bfloat16", "float16")
 """Names of dtypes that a recipe may give."""
 

@@ -45,7 +45,7 @@ def preflight(plan: Plan, *, catalog: Catalog) -> Readiness:
         folder = Path(path).expanduser()
         if folder.is_dir():
             continue
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+        if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
             unseen.append(f"the checkpoint {path!r}, which is not a folder here but may be a Hub id")
         elif path:
             problems.append(f"{learner.model.key}.path: there is no folder {path!r}.")

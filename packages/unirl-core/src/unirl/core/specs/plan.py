@@ -63,6 +63,7 @@ NOT_HASHED = (
     "run.save_every",
     "run.keep",
     "run.media_every",
+    "run.on_collapse",
     "run.threads",
     "run.batch_invariant",
     "train.micro_batch_size",

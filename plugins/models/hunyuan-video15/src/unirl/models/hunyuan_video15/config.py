@@ -48,12 +48,13 @@ class HunyuanVideo15Config(PipelineConfig):
             )
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """The same, and a local checkpoint for the other task."""
-        yield from super().problems(plan, stage)
+        """A local checkpoint for the other task; of one for this task, the same."""
         index = Path(self.path).expanduser() / "model_index.json"
         kind = str(read_json(index).get("_class_name")) if index.is_file() else self.pipeline
         if kind in MODELS and kind != self.pipeline:
             yield Reason(key=".path", text=f"{self.path!r} is a checkpoint of {kind!r}. Choose model={MODELS[kind]}.")
+        else:
+            yield from super().problems(plan, stage)
 
 
 @dataclass

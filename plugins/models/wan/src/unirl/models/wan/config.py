@@ -40,10 +40,9 @@ class WanConfig(PipelineConfig):
         )
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """A local checkpoint of another model."""
-        yield from super().problems(plan, stage)
-        if stage is not None:
-            yield from self.checkpoints.problems(self.path)
+        """A local checkpoint of another model; of one of this model, the same."""
+        other = [] if stage is None else list(self.checkpoints.problems(self.path))
+        yield from other or super().problems(plan, stage)
 
 
 @dataclass
