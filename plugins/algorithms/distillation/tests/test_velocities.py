@@ -55,7 +55,7 @@ def test_the_loss_is_the_mean_squared_difference_of_velocities(on_trajectory: bo
     share = torch.tensor([1.0, 0.5])[:, None, None] / (1.5 * 2 * 2)
     difference = live.detach() - teacher
     # One fp32 rounding of each of eight squares of order 1.
-    torch.testing.assert_close(loss.detach(), (share * difference.square()).sum(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(loss.detach(), (share * difference.double().square()).sum(), rtol=1e-6, atol=0)
     loss.backward()
     torch.testing.assert_close(live.grad, 2 * share * difference, rtol=1e-6, atol=0)
 

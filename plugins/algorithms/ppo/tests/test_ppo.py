@@ -180,6 +180,25 @@ def test_each_loss_trains_its_own_weights_alone(bench: Bench) -> None:
     assert numbers["grad_norm"] == pytest.approx(float(bench.gradient.norm()))
 
 
+def test_the_critic_takes_its_steps_per_update_each_with_the_gradient_at_its_own_weights() -> None:
+    """Three steps of descent on the same returns, by autograd of the loss without a clip."""
+    bench, alone = Bench(lr=0.05), Bench(lr=0.05).critic
+    algorithm = make(clip_range_value=None)
+    fixed = Anchored(algorithm)
+    fixed.before, _ = bench.anchored(algorithm)
+    bench.critic.steps_per_update = 3
+    numbers = bench.train(fixed, fixed.before)
+    assert (numbers["updates"], numbers["critic_updates"], bench.critic.num_steps) == (1, 3, 3)
+    valid, returns = token_mask(fixed.before.text), per_token(fixed.before.text, "returns")
+    for _ in range(3):
+        alone.zero_grad()
+        alone.backward(0.5 * 0.5 * (alone.values(fixed.before) - returns)[valid].square().mean(), last=True)
+        alone.step()
+    for mine, expected in zip(bench.critic.weights, alone.weights, strict=True):
+        # Sums of some thirty fp32 products in another order, thrice.
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-6)
+
+
 def test_while_the_critic_warms_up_the_policy_waits() -> None:
     bench = Bench(lr=0.1)
     before = [value.detach().clone() for value in bench.weights]

@@ -29,7 +29,7 @@ def test_the_loss_is_the_mean_squared_error_of_the_velocity(monkeypatch: pytest.
     loss = reduce_terms(losses.terms, totals=weight_totals(algorithm.loss_weights(track)))
     difference = live.detach() - (noise - clean[:, None])
     # One fp32 rounding of each of eight squares of order 1.
-    torch.testing.assert_close(loss.detach(), difference.square().mean(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(loss.detach(), difference.double().square().mean(), rtol=1e-6, atol=0)
     loss.backward()
     torch.testing.assert_close(live.grad, 2 * difference / 8, rtol=1e-6, atol=0)
     level = torch.tensor([0.25, 0.75])[:, None]

@@ -139,16 +139,16 @@ def clean_estimate(x: Tensor, velocity: Tensor, sigma: Tensor) -> Tensor:
 def matching_error(velocity: Tensor, points: Points) -> Tensor:
     """Squared error of flow matching at each point, averaged over elements: mean (v - (x1 - x0))^2.
 
-    velocity: [n, k, ...].  Returns [n, k] fp32, with gradient. Summed in fp64: losses take differences of two of them.
+    velocity: [n, k, ...].  Returns [n, k] fp64, with gradient.
     Source: flow matching, arXiv 2210.02747, equation 9, on the line of rectified flow.
     """
     return squared_error(velocity, velocity_target(points.x0, points.x1))
 
 
 def squared_error(velocity: Tensor, target: Tensor) -> Tensor:
-    """Mean (v - target)^2 over the elements of each point. velocity, target: [n, k, ...].  Returns [n, k] fp32, with
-    gradient, summed in fp64."""
-    return (velocity.double() - target.double()).square().flatten(2).mean(dim=2).float()
+    """Mean (v - target)^2 over the elements of each point. velocity, target: [n, k, ...].  Returns [n, k] fp64, with
+    gradient: losses take small differences of two errors, which fp32 would round."""
+    return (velocity.double() - target.double()).square().flatten(2).mean(dim=2)
 
 
 def direct_align(x: Tensor, velocity: Tensor, x1: Tensor, *, sigma: Tensor, sigma_next: Tensor) -> Tensor:

@@ -35,7 +35,10 @@ class AverageConfig:
 
     kind: str = one_of("none", "constant", "linear", "warmup", "adaptive", default="none")
     """`none`; `constant`: d = decay; `linear`: d = min(t rate, decay); `warmup`: d = 0 for `flat_moves` updates, then
-    min((t - flat_moves) rate, decay); `adaptive`: d = min((1 + t) / (10 + t), decay). d = 0 copies the live weights."""
+    min((t - flat_moves) rate, decay); `adaptive`: d = min((1 + t) / (10 + t), decay). d = 0 copies the live weights.
+
+    DiffusionNFT (arXiv 2509.16117) counts updates from 1 where t counts from 0: `linear` is one update behind its
+    min(0.001 i, 0.5)."""
     decay: float = limit(0.999, least=0, most=1)
     """Decay d, in [0, 1]; its maximum where `kind` lets it rise."""
     rate: float = limit(0.001, least=0)
