@@ -49,8 +49,6 @@ from conformance_mutants.algorithm_changes import (
 from conformance_mutants.changes import Change, changed, first, loss_with, skipped, takes, then
 from conformance_mutants.mutant import builder, catalog_of, plugin, specs
 
-DESCENT = "three-updates-lower-the-loss"
-
 
 def pairs(_: FlowGrpo, advantages: Any, track: Track) -> tuple[Track, Mapping[str, float]]:
     """Keeps neighbours in a group together."""
@@ -134,10 +132,8 @@ LATENT = [
          changes=trains_on(lambda track: {"advantages": -track.advantages})),
     flow("shifts-the-anchor", RATIO, "adds a thousandth to the log-probs that it replays before updates",
          changes=ANCHOR_MOVED),
-    # Nothing is left of the ratio that corrects for age.
-    flow("clips-at-once", DESCENT, "has a clip range of 0", also=(AGE,), gap=True,
-         # No config may say so.
-         after_build=lambda part: setattr(part, "_config", replace(part._config, clip_range=0.0))),
+    flow("halves-its-gradient", REFERENCE, "has half the gradient of its value",
+         changes=values(lambda _, values, __: (values + values.detach()) / 2)),
     flow("clips-late", REFERENCE, "clips at twice the range",
          arguments=TWICE_THE_CLIP),
     flow("refuses-in-the-loss", "accepted-settings-give-a-finite-loss", "refuses in its loss what its config accepts",
@@ -184,11 +180,11 @@ LATENT = [
     stateful("keeps-it-quiet", RESUMED, "keeps a state, and its spec names no settings of it", spec={"stateful": {}},
              arguments={"config": lambda config: replace(config, kl_target=0.01) if config.kl_coef else config}),
     draft("makes-them-worse", "a-step-raises-the-reward", "follows the gradient of the reward downwards",
-          also=(DESCENT,),
+          also=(REFERENCE,),
           changes=loss_with({"decode": lambda _, decode, track, x: decode(track, 2 * x.detach() - x)})),
     # Its loss is -1 everywhere.
     draft("ignores-the-scale", "the-gradient-scales-with-the-reward", "divides rewards by their own size",
-          also=(DESCENT,), gap=True, arguments={"score": normalised}),
+          gap=True, arguments={"score": normalised}),
 ]
 # fmt: on
 MUTANTS = [*LATENT, *algorithm_text.MUTANTS]

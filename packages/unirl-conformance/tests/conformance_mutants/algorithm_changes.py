@@ -22,7 +22,8 @@ RATIO, RESUMED = "the-first-ratio-is-exactly-one", "a-resumed-algorithm-goes-on-
 ANCHOR_MOVED: dict[str, Change] = {
     "with_old_log_probs": lambda _, anchor, track, forward: with_log_probs_moved(anchor(track, forward), 1e-3)
 }
-TWICE_THE_CLIP = {"config": lambda config: replace(config, clip_range=2 * config.clip_range)}
+TWICE_THE_CLIP = {"config": lambda config: replace(config, clip_range=min(2 * config.clip_range, 1.0))}
+"""At the end of its limit, 1, it is as it should be."""
 REPLAYS = {"train": lambda train: replace(train, old_log_probs="replay")}
 
 

@@ -137,7 +137,7 @@ MUTANTS = [
         changes={"after_anchor": lambda _, after_anchor, track, sum_over_ranks: after_anchor(track, lambda x: x)}),
     # Advantages soon come from the critic, not from the reward.
     ppo("learns-away-from-returns", "three-updates-lower-the-loss-of-the-critic",
-        "has a sign too many in the gradient of its critic", also=(LEARNS,),
+        "has a sign too many in the gradient of its critic", also=(LEARNS, REFERENCE),
         changes=values(lambda _, values, __: 2 * values.detach() - values, of="critic_loss")),
 ]
 # fmt: on

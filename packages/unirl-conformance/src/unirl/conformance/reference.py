@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from unirl.core.types.array import Array
 
@@ -132,6 +132,13 @@ class LossInputs:
     """[n] weights of the samples; 0 excludes one."""
     progress: float
     """0 to 1 over the run."""
+    fixed: Self | None = None
+    """The same where the gradient is taken, while the others move; None where only the value is asked for."""
+
+    @property
+    def detached(self) -> Self:
+        """What a reference reads where the loss takes no gradient: a stop-gradient of the formula."""
+        return self.fixed or self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +166,13 @@ class PointLossInputs:
     """[n] weights of the samples; 0 excludes one."""
     progress: float
     """0 to 1 over the run."""
+    fixed: Self | None = None
+    """The same where the gradient is taken, while the others move; None where only the value is asked for."""
+
+    @property
+    def detached(self) -> Self:
+        """What a reference reads where the loss takes no gradient: a stop-gradient of the formula."""
+        return self.fixed or self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +188,13 @@ class RewardLossInputs:
     """[n] weights of the samples; 0 excludes one."""
     progress: float
     """0 to 1 over the run."""
+    fixed: Self | None = None
+    """The same where the gradient is taken, while the others move; None where only the value is asked for."""
+
+    @property
+    def detached(self) -> Self:
+        """What a reference reads where the loss takes no gradient: a stop-gradient of the formula."""
+        return self.fixed or self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,10 +238,19 @@ class TokenLossInputs:
     """Rows of each unit; single rows where the algorithm sets none."""
     progress: float = 0.0
     """0 to 1 over the run."""
+    fixed: Self | None = None
+    """The same where the gradient is taken, while the others move; None where only the value is asked for."""
+
+    @property
+    def detached(self) -> Self:
+        """What a reference reads where the loss takes no gradient: a stop-gradient of the formula."""
+        return self.fixed or self
 
 
 class LossInNumpy(Protocol):
     """An algorithm's loss over one update, every term with its scale, written from the paper's formula in NumPy.
+
+    Where the formula has a stop-gradient, it reads `inputs.detached`: the gradient is that of its differences.
 
     inputs: those of its track kind; `RewardLossInputs` where it needs differentiable rewards, `PointLossInputs` where
         it needs no trajectory.

@@ -130,9 +130,12 @@ def point_inputs(setup: TrainingSetup, track: Track, *, progress: float) -> Poin
     )
 
 
-def reward_inputs(setup: TrainingSetup, track: Track, *, progress: float) -> RewardLossInputs:
-    """track: with old log-probs. The images are those that the loss decodes, in its order."""
-    images = _recorded(setup, track, progress=progress).images
+def reward_inputs(
+    setup: TrainingSetup, track: Track, *, progress: float, forward: Forward | None = None
+) -> RewardLossInputs:
+    """track: with old log-probs. The images are those that the loss decodes, in its order.  forward: in place of the
+    setup's."""
+    images = _recorded(setup, track, progress=progress, forward=forward).images
     assert images, "the spec needs differentiable rewards, and loss() decodes nothing"
     score = PixelScore(weights=REWARD_WEIGHTS)
     everyone = dataclasses.replace(track, sample_weights=torch.ones_like(track.sample_weights))
@@ -163,8 +166,8 @@ class _Recorder(ForwardWrapper):
         return self.images[-1]
 
 
-def _recorded(setup: TrainingSetup, track: Track, *, progress: float) -> _Recorder:
-    recorder = _Recorder(setup.replay())
+def _recorded(setup: TrainingSetup, track: Track, *, progress: float, forward: Forward | None = None) -> _Recorder:
+    recorder = _Recorder(forward or setup.replay())
     with torch.no_grad():
         setup.losses(track, replay=recorder, progress=progress)
     return recorder

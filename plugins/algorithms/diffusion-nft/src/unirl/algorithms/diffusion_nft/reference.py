@@ -27,16 +27,22 @@ def loss(config: DiffusionNftConfig, inputs: PointLossInputs) -> float:
 def _of_point(config: DiffusionNftConfig, inputs: PointLossInputs, row: int, point: int) -> float:
     clip, beta = config.advantage_clip, config.beta
     optimality = min(max(float(inputs.advantages[row]), -clip), clip) / (2 * clip) + 0.5
-    live, old = inputs.velocities["live"][row, point], inputs.velocities["lagged"][row, point]
-    x, sigma, clean = inputs.x[row, point], inputs.sigma[row, point], inputs.clean[row]
-    positive = _error(config, x - sigma * ((1 - beta) * old + beta * live), clean)
-    negative = _error(config, x - sigma * ((1 + beta) * old - beta * live), clean)
+    live = inputs.velocities["live"][row, point]
+    positive, negative = (_error(config, inputs, row, point, share) for share in (beta, -beta))
     value = config.scale / beta * (optimality * positive + (1 - optimality) * negative)
     if config.kl_coef:
         value += config.kl_coef * float(np.mean((live - inputs.velocities["reference"][row, point]) ** 2))
     return value
 
 
-def _error(config: DiffusionNftConfig, estimate: NDArray[np.float64], clean: NDArray[np.float64]) -> float:
-    error = float(np.mean((estimate - clean) ** 2))
-    return error / max(float(np.mean(np.abs(estimate - clean))), 1e-5) if config.adaptive_weight else error
+def _error(config: DiffusionNftConfig, inputs: PointLossInputs, row: int, point: int, share: float) -> float:
+    """Of the clean estimate by (1 - share) v_old + share v, over its own mean absolute error, which has no gradient."""
+    x, sigma, clean = inputs.x[row, point], inputs.sigma[row, point], inputs.clean[row]
+
+    def difference(of: PointLossInputs) -> NDArray[np.float64]:
+        old, live = of.velocities["lagged"][row, point], of.velocities["live"][row, point]
+        return x - sigma * ((1 - share) * old + share * live) - clean
+
+    error = float(np.mean(difference(inputs) ** 2))
+    size = max(float(np.mean(np.abs(difference(inputs.detached)))), 1e-5)
+    return error / size if config.adaptive_weight else error

@@ -53,7 +53,7 @@ def _clip(config: FlowGrpoConfig, inputs: LossInputs, row: int, column: int) -> 
 def _cispo(config: FlowGrpoConfig, inputs: LossInputs, row: int, column: int) -> float:
     """CISPO, arXiv 2506.13585, equations 4 and 5."""
     low, high = _bounds(config, inputs)
-    weight = min(max(math.exp(_log_ratio(config, inputs, row, column)), 1 - low), 1 + high)
+    weight = min(max(math.exp(_log_ratio(config, inputs.detached, row, column)), 1 - low), 1 + high)
     return -weight * float(inputs.advantages[row]) * float(inputs.log_probs[row, column])
 
 

@@ -37,7 +37,8 @@ def _policy(config: GrpoConfig, inputs: TokenLossInputs, row: int, token: int, t
     if config.loss == "cispo":
         # CISPO, arXiv 2506.13585, equations 4 and 5.
         low, high = config.clip_bounds
-        weight = min(max(math.exp(own), 1 - low), 1 + high)
+        fixed = float(inputs.detached.log_probs[row, token] - inputs.old_log_probs[row, token])
+        weight = min(max(math.exp(fixed), 1 - low), 1 + high)
         value = -weight * advantage * float(inputs.log_probs[row, token])
     else:
         whole = sum(float(inputs.log_probs[row, t] - inputs.old_log_probs[row, t]) for t in tokens)
