@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from unirl.core.limits import limit, one_of
+from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import PartConfig
 
+from ..checkpoint_problems import checkpoint_problems, lora_problems
 from ..model_files import DTYPES, checkpoint_version, dtype_of
 
 if TYPE_CHECKING:
     import torch
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["PipelineConfig", "pipeline_dtypes"]
 
@@ -42,6 +44,12 @@ class PipelineConfig(PartConfig):
     pixels slightly, as `pipeline.vae.enable_tiling()` of diffusers does. Tile sizes are those of the VAE's class."""
 
     rounding_only = ("decode_batch",)
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """What the files of a local checkpoint rule out."""
+        yield from super().problems(plan, stage)
+        yield from checkpoint_problems(self.path)
+        yield from lora_problems(self, plan, stage)
 
     def read_versions(self) -> Mapping[str, str]:
         """Version of the checkpoint, if it is in a local folder."""

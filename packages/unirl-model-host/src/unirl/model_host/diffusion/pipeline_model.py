@@ -72,6 +72,8 @@ class PipelineModel(DiffusionModel):
         """
         check_config(config, key="model")
         self.folder = folder = find(config)
+        # Again, for the files of a hub id.
+        check_config(dataclasses.replace(config, path=str(folder)), key="model")
         name = self.spec.name
         self.device = device
         self.dtype = dtype_of(config.dtype, key="model.dtype", model=name)
