@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from causal_lm_families import COMMON, write
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from unirl.core.errors import DataError, RecipeError
 from unirl.core.types.inputs import Inputs
@@ -19,6 +21,7 @@ from unirl.models.causal_lm.config import AutoCausalLmConfig
 from unirl.models.causal_lm.model import build
 
 OWN_CODE = """
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 
@@ -155,6 +158,18 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused_also_where_config_json
     last = f"'word{rows - 1}' with id {len(words) - 1} and {len(words) - 1 - rows} more, expected ids below {rows},"
     with pytest.raises(RecipeError, match=rf"^model\.path: the tokenizer in .* has the token {last}"):
         build(unread, device="cpu")
+
+
+def test_weights_that_are_not_finite_are_not_taken_for_another_architecture(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = named(folder("Llama"), tmp_path / "broken")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    layer = r"first at layer 'model\.layers\.1\.mlp\.up_proj' \(Linear\): the weight 'model\..*' is not finite"
+    with pytest.raises(RecipeError, match=rf"^model\.path: logits of '.*' are not finite, {layer}"):
+        build(AutoCausalLmConfig(path=str(path)), device="cpu")
 
 
 def test_a_text_with_a_token_that_has_no_embedding_is_refused(folder: Callable[[str], Path], tmp_path: Path) -> None:
