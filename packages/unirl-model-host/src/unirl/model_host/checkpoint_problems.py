@@ -24,9 +24,11 @@ __all__ = ["checkpoint_problems", "lora_problems", "media_tokens", "past_embeddi
 _TEXT_TOKENS = frozenset(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
-def checkpoint_problems(path: str) -> Iterator[Reason]:
+def checkpoint_problems(path: str, *, trains: bool = True) -> Iterator[Reason]:
     """Quantized weights, and tokenizers with more tokens than their model has embeddings, in a local folder in the
     layout of transformers or of diffusers.
+
+    trains: False for a model that only scores, whose weights may be quantized.
 
     Loading reports what is missing, and checks tokens again that only libraries can count.
     """
@@ -34,7 +36,8 @@ def checkpoint_problems(path: str) -> Iterator[Reason]:
     try:
         for part in _parts(folder):
             settings = read_json(folder / part / "config.json")
-            yield from _quantized(folder / part, settings)
+            if trains:
+                yield from _quantized(folder / part, settings)
             # Of a pipeline: tokenizer_2 is that of text_encoder_2.
             tokenizer = part.replace("text_encoder", "tokenizer")
             if not part or tokenizer != part:
