@@ -102,17 +102,19 @@ def _dists() -> Iterator[tuple[str, Distribution]]:
 
 
 def _modules(dist: Distribution) -> Mapping[str, PackagePath]:
-    """Recorded files of a dist below its packages, by path; scripts and metadata are left out."""
-    files = {item.as_posix(): item for item in dist.files or () if item.hash is not None}
-    return {path: item for path, item in files.items() if "/" in path and ".dist-info/" not in path and path[0] != "."}
+    """Recorded files of a dist below its packages, by path: no scripts, no metadata, no bytecode."""
+    files = {item.as_posix(): item for item in dist.files or ()}
+    skipped = (".dist-info", "__pycache__", "..")
+    return {path: item for path, item in files.items() if "/" in path and not any(word in path for word in skipped)}
 
 
 def _is_as_recorded(item: PackagePath) -> bool:
-    assert item.hash is not None
     try:
         content = Path(str(item.locate())).read_bytes()
     except OSError:
         return False
+    if item.hash is None:
+        return True
     digest = hashlib.new(item.hash.mode, content).digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=") == item.hash.value
 
