@@ -118,6 +118,12 @@ def test_lora_targets_that_match_no_weight_are_refused(
     assert composed(capsys, *words[:2], f"backend.lora.targets=[{near}]")["accepted"]
 
 
+def test_the_output_projection_takes_no_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("quickstart-text", "backend.trains=lora", "backend.lora.targets=[q_proj,lm_head]")
+    (reason,) = composed(capsys, *words)["reasons"]
+    assert reason["key"] == "backend.lora.targets" and reason["text"].startswith("got 'lm_head', but log-probs are")
+
+
 def test_a_target_that_is_a_weight_of_another_module_is_refused_by_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     """The files have its last component; only the module says that no layer has all of it."""
     words = ("quickstart-text", "backend.trains=lora", "backend.lora.targets=[attention.q_proj]")

@@ -46,11 +46,14 @@ def checkpoint_problems(path: str, *, trains: bool = True) -> Iterator[Reason]:
         yield Reason(key=".path", text=str(error).removeprefix("model.path: "))
 
 
-def lora_problems(config: PartConfig, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+def lora_problems(
+    config: PartConfig, plan: Plan | None, stage: Stage | None, *, projection: str = ""
+) -> Iterator[Reason]:
     """LoRA targets that no weight in the checkpoint is named after. Modules may rename what comes before the layer, so
     the last component alone is compared; when the model is there, all of a target is.
 
-    config: of the model.
+    config: of the model.  projection: last component of the name of the output projection of a language model, which
+    takes no adapter.
     """
     if plan is None or stage is None or stage.backend is None or stage.model.config is not config:
         return
@@ -60,9 +63,13 @@ def lora_problems(config: PartConfig, plan: Plan | None, stage: Stage | None) ->
     folder = Path(str(getattr(config, stage.model.spec.path_key))).expanduser()
     names = _weights(folder)
     ends = {name.rpartition(".")[2] for name in names}
-    for target in memory.lora_targets if ends else ():
-        if target.rpartition(".")[2] not in ends:
+    for target in memory.lora_targets:
+        end, text = target.rpartition(".")[2], ""
+        if end == projection:
+            text = f"got {target!r}, but log-probs are computed from the output projection itself. Leave it out."
+        elif ends and end not in ends:
             text = f"{target!r} matches no layer in the weights of {str(folder)!r}. {near_endings(target, names)}"
+        if text:
             yield Reason(key=f"{stage.backend.key}.lora.targets", text=text)
 
 

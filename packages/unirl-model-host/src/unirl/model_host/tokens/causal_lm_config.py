@@ -41,7 +41,7 @@ class CausalLmConfig(PartConfig):
         """What the files of a local checkpoint rule out."""
         yield from super().problems(plan, stage)
         yield from checkpoint_problems(self.path)
-        yield from lora_problems(self, plan, stage)
+        yield from lora_problems(self, plan, stage, projection="lm_head")
 
     def read_versions(self) -> Mapping[str, str]:
         """Version of the checkpoint, if it is in a local folder."""
