@@ -1,9 +1,10 @@
-"""A recipe of someone else runs nothing of theirs: code that settings name is listed, and foreign code needs a flag."""
+"""`unirl compose`: refusals, files of checkpoints, and code that settings name, of which foreign code needs a flag."""
 
 from __future__ import annotations
 
 import ast
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import leaves
 from unirl.loop.run_folder import write_recipe
+from unirl.quickstart import checkpoint_path, text_checkpoint_path
 
 CATALOG = Catalog.discover()
 ROOT = Path(__file__).parents[1]
@@ -73,6 +75,67 @@ def test_a_setting_of_another_launcher_names_that_launcher(disabled: tuple[str, 
         "launcher.train_ranks: LocalConfig has no such key. It has offload_idle"
         f"{says}command line: launcher.train_ranks=2)."
     )
+
+
+def changed(folder: Path, to: Path, file: str, **values: Any) -> Path:
+    """A copy of a checkpoint with other settings in one of its files."""
+    shutil.copytree(folder, to)
+    content = json.loads((to / file).read_text())
+    (to / file).write_text(json.dumps({**content, **values}))
+    return to
+
+
+FILES = {
+    "quantized text": ("config.json", {"quantization_config": {"quant_method": "gptq"}}, "is quantized with gptq"),
+    "larger tokenizer": ("tokenizer_config.json", {"pad_token": "[PAD]"}, "has the token '[PAD]' with id 284"),
+    "quantized images": (
+        *("transformer/config.json", {"quantization_config": {"quant_method": "bitsandbytes"}}),
+        "is quantized with bitsandbytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_checkpoint_is_refused_for_what_its_files_say(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    file, values, says = FILES[name]
+    is_text = "/" not in file
+    base = text_checkpoint_path() if is_text else checkpoint_path()
+    folder = changed(base, tmp_path / "base", file, **values)
+    refused = composed(capsys, "quickstart-text" if is_text else "quickstart", f"model.path={folder}")
+    assert [reason["key"] for reason in refused["reasons"]] == ["model.path"]
+    assert says in refused["reasons"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "target", "near"), [("quickstart-text", "self_attn.q_prj", "q_proj"), ("quickstart", "to_qq", "to_q")]
+)
+def test_lora_targets_that_match_no_weight_are_refused(
+    capsys: pytest.CaptureFixture[str], recipe: str, target: str, near: str
+) -> None:
+    words = (recipe, "backend.trains=lora", f"backend.lora.targets=[{near},{target}]")
+    (reason,) = composed(capsys, *words)["reasons"]
+    assert reason["key"] == "backend.lora.targets"
+    assert reason["text"].startswith(f"{target!r} matches no layer in the weights of") and near in reason["text"]
+    assert composed(capsys, *words[:2], f"backend.lora.targets=[{near}]")["accepted"]
+
+
+def test_the_output_projection_takes_no_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("quickstart-text", "backend.trains=lora", "backend.lora.targets=[q_proj,lm_head]")
+    (reason,) = composed(capsys, *words)["reasons"]
+    assert reason["key"] == "backend.lora.targets" and reason["text"].startswith("got 'lm_head', but log-probs are")
+
+
+def test_a_target_that_is_a_weight_of_another_module_is_refused_by_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """The files have its last component; only the module says that no layer has all of it."""
+    words = ("quickstart-text", "backend.trains=lora", "backend.lora.targets=[attention.q_proj]")
+    assert composed(capsys, *words)["accepted"]
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", *words])
+    said = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert "backend.lora.targets: 'attention.q_proj' matches no linear layer of Qwen3ForCausalLM. Nearest: " in said
 
 
 FOREIGN = [

@@ -21,7 +21,7 @@ from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.plugins.loading import PluginRecord
 from unirl.core.plugins.registry import KnownPart, Registry
 from unirl.core.specs.plan import Plan
-from unirl.core.specs.spec import TrackerSpec
+from unirl.core.specs.spec import EngineSpec, TrackerSpec
 from unirl.core.types.event import Event
 
 GROUP = "plantest.v1"
@@ -325,6 +325,15 @@ def test_a_part_that_is_not_there_says_what_to_do(kind: Any, name: str, says: st
     catalog = Catalog.of({"unirl-tracker-notes": trackers("notes")}, registry=REGISTRY)
     with pytest.raises(PluginNotFound, match=says):
         catalog.get(kind, name)
+
+
+def test_a_missing_engine_names_those_that_may_take_its_place() -> None:
+    spec = EngineSpec(name="own", summary="s", build="m:build", config="m:C")
+    engine = SimpleNamespace(unirl_engines=hookimpl(lambda: [spec]))
+    known = KnownPart(kind="engine", name="usual", dist="unirl-engine-usual", summary="s")
+    with pytest.raises(PluginNotFound) as caught:
+        Catalog.of({"unirl-engine-own": engine}, registry=Registry([known])).get("engine", "usual")
+    assert str(caught.value).endswith("Install it: `pip install unirl-engine-usual`, or choose engine=own.")
 
 
 def test_a_search_in_vain_names_the_plugins_that_did_not_load(installed: Install) -> None:

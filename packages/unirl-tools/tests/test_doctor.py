@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 from unirl.core.cli.plugins import command as plugins_command
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.plugins.dists import find_shadows, find_unmet
+from unirl.core.plugins.dists import find_unmet
 from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.plugins.installed_files import find_shadows
 from unirl.core.specs.spec import TrackerSpec
 from unirl.tools import doctor
 from unirl.tools.doctor import diagnose
@@ -49,7 +50,7 @@ def test_a_file_that_shadows_the_namespace_is_named_with_its_dist(
     (result,) = find_shadows([str(tmp_path)])
     namespace = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     assert result.startswith(f"{tmp_path / file} makes {namespace!r} a plain module")
-    assert result.endswith("It belongs to greedy-pack 1.0: uninstall it.")
+    assert result.endswith("It belongs to greedy-pack 1.0: uninstall it: `pip uninstall greedy-pack`.")
 
 
 def test_an_editable_dist_that_shadows_the_namespace_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +61,7 @@ def test_an_editable_dist_that_shadows_the_namespace_is_named(tmp_path: Path, mo
     (site / "_greedy.pth").write_text(f"{source}\n", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
     (result,) = find_shadows([str(source), str(source)])
-    assert result.endswith("It belongs to greedy-pack 1.0: uninstall it.")
+    assert result.endswith("It belongs to greedy-pack 1.0: uninstall it: `pip uninstall greedy-pack`.")
 
 
 def test_a_file_that_no_dist_owns_is_to_be_deleted(tmp_path: Path) -> None:
@@ -68,6 +69,24 @@ def test_a_file_that_no_dist_owns_is_to_be_deleted(tmp_path: Path) -> None:
     (tmp_path / "unirl" / "__init__.py").touch()
     (result,) = find_shadows([str(tmp_path), str(tmp_path / "gone"), str(tmp_path / "unirl" / "__init__.py")])
     assert result.endswith("No dist owns it: delete it.")
+
+
+def test_files_are_compared_with_the_records_of_their_dists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sha256 of nothing, as RECORD files have it."""
+    empty = "sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"
+    files = "".join(f"unirl/{name}.py,{empty},0\n" for name in ("kept", "changed", "gone"))
+    make_dist(tmp_path, "unirl-part", files=f"{files}../bin/tool,{empty},0\n")
+    make_dist(tmp_path, "other-part", files=files)
+    (tmp_path / "unirl").mkdir()
+    (tmp_path / "unirl" / "kept.py").touch()
+    (tmp_path / "unirl" / "changed.py").write_text("1")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setattr(doctor, "LOW_DISK_BYTES", 0)
+    result = diagnose(Catalog.of({}), folder=tmp_path)
+    (finding,) = [one for one in result.findings if one.check == "files"]
+    assert result.exit_code == 1
+    assert "by the records of unirl-part (unirl/changed.py and 1 more). Reinstall: " in finding.text
+    assert "`pip install --force-reinstall --no-deps unirl-part==1.0`" in finding.text
 
 
 def test_nothing_shadows_the_workspace() -> None:

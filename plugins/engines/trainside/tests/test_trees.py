@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from unirl.conformance.doubles.requests import make_request
+from unirl.core.errors import RunFailed
 from unirl.core.types.request import Request
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
@@ -74,3 +75,21 @@ def test_shared_paths_are_samples_on_their_own_bit_for_bit_with_batch_invariant_
     assert torch.equal(whole.latent.latents, alone.latent.latents)
     assert whole.latent.log_probs is not None and alone.latent.log_probs is not None
     assert torch.equal(whole.latent.log_probs, alone.latent.log_probs)
+
+
+@pytest.mark.parametrize("part", ["transformer_blocks.1.attn.to_q", "vae"])
+def test_what_is_not_finite_is_named_by_its_layer_or_as_the_vae(model: Sd3Model, part: str) -> None:
+    module = model.vae.decoder.conv_in if part == "vae" else model.trainable.get_submodule(part)
+    weight, request = module.get_parameter("weight"), a_request(model)
+    kept = weight.detach().clone()
+    says = (
+        r"model 'sd3': latents are finite, and what its VAE decodes them to is not\. Use model\.vae_dtype=float32"
+        if part == "vae"
+        else rf"model 'sd3': latents are not finite, first at layer '{part}' \(Linear\): the weight '{part}\.weight' is"
+    )
+    weight.data.view(-1)[0] = torch.nan
+    try:
+        with pytest.raises(RunFailed, match=says):
+            generate(model, request)
+    finally:
+        weight.data.copy_(kept)

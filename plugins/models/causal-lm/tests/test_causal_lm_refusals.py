@@ -8,12 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from causal_lm_families import write
-from unirl.core.errors import RecipeError
+import torch
+from causal_lm_families import COMMON, write
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+from unirl.core.errors import DataError, RecipeError
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.sampling import TextSamplingConfig
+from unirl.model_host.tokens.miniature import byte_tokenizer, save_random
+from unirl.models.causal_lm import tiny
 from unirl.models.causal_lm.config import AutoCausalLmConfig
 from unirl.models.causal_lm.model import build
 
 OWN_CODE = """
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 
@@ -125,3 +133,52 @@ def test_attention_that_transformers_does_not_have_for_a_model_is_refused(tmp_pa
     ):
         build(AutoCausalLmConfig(path=str(path), attention="sdpa"), device="cpu")
     assert build(AutoCausalLmConfig(path=str(path)), device="cpu").attention == "eager"
+
+
+def named(folder: Path, to: Path, **tokens: str) -> Path:
+    """A copy whose tokenizer has further tokens, past the embedding."""
+    shutil.copytree(folder, to)
+    settings = json.loads((to / "tokenizer_config.json").read_text())
+    (to / "tokenizer_config.json").write_text(json.dumps({**settings, **tokens}))
+    return to
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused_also_where_config_json_does_not_give_the_size(
+    tmp_path: Path,
+) -> None:
+    rows = LlamaConfig().vocab_size
+    words = byte_tokenizer(tiny.SPECIAL, words=[f"word{number}" for number in range(rows)])
+    config = LlamaConfig(**COMMON, eos_token_id=words.eos_token_id)
+    save_random(tmp_path, LlamaForCausalLM, config, words, seed=0)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    assert settings.pop("vocab_size") == rows
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    unread = AutoCausalLmConfig(path=str(tmp_path))
+    assert not list(unread.problems(None, None))
+    last = f"'word{rows - 1}' with id {len(words) - 1} and {len(words) - 1 - rows} more, expected ids below {rows},"
+    with pytest.raises(RecipeError, match=rf"^model\.path: the tokenizer in .* has the token {last}"):
+        build(unread, device="cpu")
+
+
+def test_weights_that_are_not_finite_are_not_taken_for_another_architecture(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = named(folder("Llama"), tmp_path / "broken")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    layer = r"first at layer 'model\.layers\.1\.mlp\.up_proj' \(Linear\): the weight 'model\..*' is not finite"
+    with pytest.raises(RecipeError, match=rf"^model\.path: logits of '.*' are not finite, {layer}"):
+        build(AutoCausalLmConfig(path=str(path)), device="cpu")
+
+
+def test_a_text_with_a_token_that_has_no_embedding_is_refused(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """A checkpoint of texts may keep the image token of its family."""
+    path = named(folder("Llama"), tmp_path / "kept", image_token="<image>")
+    model = build(AutoCausalLmConfig(path=str(path)), device="cpu")
+    rows = model.trainable.get_input_embeddings().num_embeddings
+    says = rf"'<image>' with id {rows}, expected ids below {rows}, the rows of the model's embedding\. Leave it out"
+    with pytest.raises(DataError, match=rf"^data: prompt 'a <image>' has the token {says}"):
+        model.prompt_tokens(Inputs.of_texts(["a", "a <image>"]), sampling=TextSamplingConfig(chat=False))
+    with pytest.raises(DataError, match=rf"^stored completion 'a <image>' has the token {says}"):
+        model.completion_tokens(["a <image>"])

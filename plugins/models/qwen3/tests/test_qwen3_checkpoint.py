@@ -33,7 +33,7 @@ from unirl.models.qwen3.plugin import MOE, SPEC
         (cut, r"does not load"),
         (lambda folder: forget(folder / "model.safetensors"), r"lack 'model\.layers\.1\.mlp\.up_proj\.weight'\. Fetch"),
         (lambda folder: (folder / "tokenizer.json").unlink(), r"has no vocabulary"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{"), r"the tokenizer in .* does not load"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), r"cannot be read as JSON"),
     ],
     ids=["absent", "no-config", "bad-config", "no-weights", "cut", "a-weight-less", "no-tokenizer", "bad-tokenizer"],
 )

@@ -6,14 +6,17 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from unirl.core.errors import RecipeError
+from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.types.inputs import Inputs
+from unirl.core.types.request import TextRequest
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import Qwen3Model, build
+from unirl.numerics.tokens.rollout import generate_text
 
 
 def shown(model: Qwen3Model, prompt: str, **sampling: object) -> str:
@@ -117,3 +120,21 @@ def test_texts_end_at_the_tokens_of_the_checkpoint(
     result = build(Qwen3Config(path=str(bare)), device="cpu")
     assert result.stop_tokens == (end,)
     assert result.pad_token == end
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens", "model.layers.1.mlp.up_proj", "lm_head"])
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}])
+def test_sampling_from_weights_that_are_not_finite_names_the_layer(
+    load: Callable[..., Qwen3Model], name: str, settings: dict[str, Any]
+) -> None:
+    model = load("untied")
+    broken: Any = model.trainable.get_submodule(name)
+    broken.weight.data.fill_(torch.nan)
+    sampling = TextSamplingConfig(max_new_tokens=3, **settings)
+    prompts = model.prompt_tokens(Inputs.of_texts(["a", "What is it?"]), sampling=sampling)
+    request = TextRequest(sampling=sampling, prompt_tokens=tuple(prompts), stop_tokens=model.stop_tokens, seeds=(1, 2))
+    layer = rf", first at layer '{name}' \(\w+\)"
+    with pytest.raises(
+        RunFailed, match=rf"^model 'qwen3': logits are not finite{layer}: the weight '{name}.weight' is"
+    ):
+        generate_text(model, request)

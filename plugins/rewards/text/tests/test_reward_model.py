@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -232,3 +233,20 @@ def test_halves_of_characters_are_joined_or_replaced(folder: Path) -> None:
     broken = samples(PROMPTS[:2], ("\ud83d\ude00 yes", "\ude00 no"))
     whole = samples(PROMPTS[:2], ("\U0001f600 yes", "\ufffd no"))
     assert score(folder, broken).values.tolist() == score(folder, whole).values.tolist()
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, seed=3)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pad_token": "[PAD]"}))
+    with pytest.raises(RecipeError, match=r"^reward\.reward-model\.path: the tokenizer in .* has the token '\[PAD\]'"):
+        score(tmp_path)
+
+
+def test_a_quantized_checkpoint_names_the_package_that_it_needs(tmp_path: Path) -> None:
+    write(tmp_path, seed=3)
+    file = tmp_path / "config.json"
+    method = {"quant_method": "awq", "bits": 4}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": method}))
+    with pytest.raises(RecipeError, match=r"^reward\.reward-model\.path: the checkpoint in .* needs a package: .*\w"):
+        score(tmp_path)

@@ -1,5 +1,5 @@
-"""Checks of this installation: plugins, shadowed namespaces, version bounds, disk space, and the environments of
-external engines."""
+"""Checks of this installation: plugins, shadowed namespaces, files against their records, version bounds, disk space,
+and the environments of external engines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 from unirl.core.errors import PluginNotInstalled, UniRLError
 from unirl.core.names import canonical
 from unirl.core.plugins.catalog import LEAVE_OUT
-from unirl.core.plugins.dists import find_shadows, find_unmet, installed_version
+from unirl.core.plugins.dists import find_unmet, installed_version
+from unirl.core.plugins.installed_files import damaged_dists, find_shadows
 from unirl.core.specs.diagnosis import KEY_DISTS, ClusterDiagnosis, Finding
 from unirl.core.specs.environment import Environment
 from unirl.core.specs.spec import EngineSpec, LauncherSpec
@@ -94,7 +95,9 @@ def diagnose(catalog: Catalog, *, folder: Path | None = None) -> Diagnosis:
         if row["state"].startswith(NOT_LOOKED_AT)
     ]
     findings += [Finding(check="namespace", text=text) for text in find_shadows(sys.path)]
-    findings += [Finding(check="version", text=text) for text in find_unmet(_ours(owners))]
+    ours = _ours(owners)
+    findings += [Finding(check="files", text=text) for text in [damaged_dists()] if text]
+    findings += [Finding(check="version", text=text) for text in find_unmet(ours)]
     return Diagnosis(facts=facts, findings=(*findings, *torch_findings, *disk_findings))
 
 

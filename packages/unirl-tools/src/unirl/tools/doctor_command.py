@@ -18,8 +18,8 @@ __all__ = ["command"]
 )
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, cluster: str | None) -> None:
-    """Check this installation: torch, plugins, namespaces, version bounds, disk, environments of engines. Exit codes: 0
-    no problems, 1 a problem, 3 a plugin failed to load."""
+    """Check this installation: torch, plugins, namespaces, installed files, version bounds, disk, environments of
+    engines. Exit codes: 0 no problems, 1 a problem, 3 a plugin failed to load."""
     import dataclasses
 
     from unirl.core.cli.discovery import discover

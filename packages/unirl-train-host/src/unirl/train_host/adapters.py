@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
@@ -11,7 +10,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
-from unirl.core.errors import RecipeError
+from unirl.core.specs.facts import adapted_layers
 
 from .config import LoraSettings
 from .export import Delta
@@ -30,7 +29,9 @@ def add_lora(
     weights below them have values yet. Layers whose weight the model has frozen get none.
     Raises RecipeError when a target matches no linear layer.
     """
-    names = _matched(module, list(settings.targets) or list(default_targets))
+    linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    may_train = {name: module.get_parameter(f"{name}.weight").requires_grad for name in linear}
+    names = adapted_layers(settings.targets or default_targets, may_train, module=type(module).__name__)
     module.requires_grad_(False)
     with torch.random.fork_rng(), _stand_ins(module, names, device):
         torch.manual_seed(seed)
@@ -100,30 +101,3 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
     for name, part in module.named_modules():
         if isinstance(part, LoraLinear):
             yield name, part
-
-
-def _matched(module: nn.Module, targets: Sequence[str]) -> list[str]:
-    if not targets:
-        raise RecipeError(
-            "backend.lora.targets: got none, and the model has no default targets; "
-            "list endings of its linear layers, such as [to_q,to_k,to_v]."
-        )
-    linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-    matched: list[str] = []
-    for target in targets:
-        all_names = [name for name in linear if name == target or name.endswith("." + target)]
-        names = [name for name in all_names if module.get_parameter(f"{name}.weight").requires_grad]
-        if all_names and not names:
-            raise RecipeError(
-                f"backend.lora.targets: {target!r} matches {len(all_names)} layers of {type(module).__name__}, such as "
-                f"{all_names[0]!r}, and the model has frozen all of them. Leave it out, or name layers that may train."
-            )
-        if not names:
-            endings = sorted({".".join(name.split(".")[-depth:]) for name in linear for depth in (1, 2, 3)})
-            near = difflib.get_close_matches(target, endings, n=5, cutoff=0.3) or endings[:5]
-            raise RecipeError(
-                f"backend.lora.targets: {target!r} matches no linear layer of {type(module).__name__}. "
-                f"Nearest: {', '.join(near) or 'it has no linear layers'}."
-            )
-        matched += [name for name in names if name not in matched]
-    return matched

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..errors import UniRLError
+from ..errors import PluginBroken, UniRLError
 from .commands import CommandPoints, load_command, missing_command, named_commands
 
 __all__ = ["main"]
@@ -30,6 +30,10 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] != "doctor":  # which tells of every problem
+            from ..plugins.installed_files import check_namespaces
+
+            check_namespaces()
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -85,9 +89,17 @@ def _run(args: list[str]) -> int:
     except UniRLError as error:
         if debug:
             raise
+        if damage := _damage(error):
+            error.add_note(damage)
         print_error(error)
         _print_as_json(args, str(error))
         return error.exit_code
+    except ImportError as error:
+        if debug or not (damage := _damage(error)):
+            raise
+        print_error(PluginBroken(f"{error}. {damage}"))
+        _print_as_json(args, f"{error}. {damage}")
+        return PluginBroken.exit_code
     except click.ClickException as error:
         error.show()
         _print_as_json(args, error.format_message())
@@ -100,6 +112,21 @@ def _run(args: list[str]) -> int:
         sys.stdout = None
         return 0
     return code if isinstance(code, int) else 0
+
+
+def _damage(error: BaseException) -> str:
+    """Files of installed dists that are missing or changed, after a plugin or a module of ours could not be imported;
+    else empty."""
+    link: BaseException | None = error
+    while link is not None and type(link) is not PluginBroken:
+        if isinstance(link, ImportError) and f"{link.name}.".startswith("unirl."):
+            break
+        link = link.__cause__ or link.__context__
+    if link is None:
+        return ""
+    from ..plugins.installed_files import damaged_dists
+
+    return damaged_dists()
 
 
 def _print_as_json(args: Sequence[str], error: str) -> None:

@@ -234,6 +234,9 @@ class Catalog:
                 hint = f"{installed.dist} {installed.version} is installed but does not provide it; upgrade it"
             else:
                 hint = f"{part.hint[0].upper()}{part.hint[1:]}"
+            if kind in ("engine", "backend") and names:
+                # Recipes name one, and any that fits takes its place.
+                hint += f", or choose {' or '.join(f'{kind}={other}' for other in names)}"
             raise PluginNotInstalled(f"{kind} {name!r} is not installed; {there}. {hint}.")
         offered = {*names, *self._registry.names(kind)}
         others = [other for other in KINDS if other != kind and name in self.names(other)]

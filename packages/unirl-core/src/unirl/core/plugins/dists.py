@@ -1,11 +1,10 @@
-"""Installed dists: unmet requirements, and files that shadow the shared namespaces."""
+"""Installed dists, and their unmet requirements."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
-from pathlib import Path
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from typing import cast
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -14,40 +13,7 @@ from packaging.version import InvalidVersion
 
 from ..names import canonical
 
-__all__ = ["NAMESPACES", "find_shadows", "find_unmet", "installed_version", "unmet"]
-
-
-NAMESPACES = (
-    "unirl",
-    "unirl.models",
-    "unirl.engines",
-    "unirl.backends",
-    "unirl.algorithms",
-    "unirl.rewards",
-    "unirl.trackers",
-    "unirl.launchers",
-    "unirl.transports",
-)
-"""Namespace packages shared by many dists. A dist that ships an `__init__.py` for one hides the parts of all others."""
-
-
-def find_shadows(path: Iterable[str]) -> Iterator[str]:
-    """A sentence for each file on this module path that turns a shared namespace into an ordinary package or module."""
-    seen: set[Path] = set()
-    for entry in path:
-        root = Path(entry or ".").resolve()
-        if root in seen or not root.is_dir():
-            continue
-        seen.add(root)
-        for namespace in NAMESPACES:
-            place = root.joinpath(*namespace.split("."))
-            for file in (place / "__init__.py", place.with_suffix(".py")):
-                if file.is_file():
-                    owner = _owner_of(file, root)
-                    yield (
-                        f"{file} makes {namespace!r} a plain module, which hides every other dist that shares it. "
-                        + (f"It belongs to {owner}: uninstall it." if owner else "No dist owns it: delete it.")
-                    )
+__all__ = ["find_unmet", "installed_version", "unmet"]
 
 
 def find_unmet(names: Iterable[str]) -> Iterator[str]:
@@ -124,17 +90,3 @@ def installed_version(name: str) -> str | None:
         return distribution(name).version
     except PackageNotFoundError:
         return None
-
-
-def _owner_of(file: Path, root: Path) -> str | None:
-    """The installed dist that lists a file, or whose editable folder this is."""
-    for dist in distributions():
-        for item in dist.files or ():
-            if item.name == file.name and Path(str(dist.locate_file(item))).resolve() == file:
-                return f"{dist.name} {dist.version}"
-            # An editable install lists a .pth file that holds its source folder.
-            if item.suffix == ".pth":
-                pth = Path(str(dist.locate_file(item)))
-                if pth.is_file() and str(root) in pth.read_text(encoding="utf-8", errors="replace").split("\n"):
-                    return f"{dist.name} {dist.version}"
-    return None

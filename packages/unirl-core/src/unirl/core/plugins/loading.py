@@ -290,7 +290,8 @@ def import_failure(value: str, *, dist: str, error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and own.startswith(f"{error.name}."):
         return f"its entry point names {value!r}, but there is no module {error.name!r}. Reinstall {dist}."
     if isinstance(error, ModuleNotFoundError) and error.name:
-        top = error.name.partition(".")[0]
+        # Many dists share the package `unirl`, which is always there.
+        top = error.name if error.name.startswith("unirl.") else error.name.partition(".")[0]
         return f"importing {module!r} needs {top!r}, which is not installed: {describe_failure(error)}"
     return f"importing {module!r} raised {describe_failure(error)}"
 

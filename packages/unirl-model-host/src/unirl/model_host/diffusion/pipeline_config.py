@@ -12,6 +12,7 @@ from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import PartConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 
+from ..checkpoint_problems import checkpoint_problems, lora_problems
 from ..model_files import DTYPES, checkpoint_version, dtype_of, read_json
 from .sizes import Sizes
 
@@ -61,8 +62,10 @@ class PipelineConfig(PartConfig):
         yield from () if sizes is None else sizes.problems(sampling)
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """Settings that a local checkpoint rules out, of training and of evaluation."""
+        """What the files of a local checkpoint rule out, settings of sampling and of evaluation among them."""
         yield from super().problems(plan, stage)
+        yield from checkpoint_problems(self.path)
+        yield from lora_problems(self, plan, stage)
         folder = Path(self.path).expanduser()
         if stage is None or not isinstance(stage.sampling, LatentSamplingConfig) or not folder.is_dir():
             return

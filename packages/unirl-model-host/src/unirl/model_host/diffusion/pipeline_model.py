@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -72,6 +73,8 @@ class PipelineModel(DiffusionModel):
         check_config(config, key="model")
         self._config = config
         self.folder = folder = find(config)
+        # Again, for the files of a hub id.
+        check_config(dataclasses.replace(config, path=str(folder)), key="model")
         name = self.spec.name
         self.device = device
         self.dtype = dtype_of(config.dtype, key="model.dtype", model=name)

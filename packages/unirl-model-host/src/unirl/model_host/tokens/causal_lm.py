@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
@@ -19,6 +20,7 @@ from unirl.core.types.sampling import TextSamplingConfig
 from unirl.numerics.tokens.divergence import token_divergence
 from unirl.numerics.tokens.shared_tokens import SharedTokens
 
+from ..checkpoint_problems import media_tokens, past_embedding
 from ..lazy_weights import CheckpointValues
 from ..model_files import dtype_of
 from .causal_lm_config import CausalLmConfig
@@ -69,6 +71,8 @@ class CausalLmModel(TextModel):
         )
         self.attention = attention_of(config, device=device, cls=cls)
         self.folder = find(config, example=self.example)
+        # Again, for the files of a hub id.
+        check_config(dataclasses.replace(config, path=str(self.folder)), key="model")
         check_architecture(self.folder, name=cls.__name__, siblings=siblings or {})
         self._values: CheckpointValues | None = None
         if lazy:
@@ -80,6 +84,10 @@ class CausalLmModel(TextModel):
         loaded.output_scale = measured_output_scale(loaded)
         self.causal_lm: torch.nn.Module = loaded
         self.tokenizer: Any = load_tokenizer(self.folder, trust_remote_code=trust_remote_code)
+        self._rows: int = loaded.get_input_embeddings().weight.shape[0]
+        tokens, media = self.tokenizer.get_vocab(), media_tokens(self.folder)
+        if problem := past_embedding(tokens, rows=self._rows, media=media, where=str(self.folder)):
+            raise RecipeError(f"model.path: {problem}")
         self._chunk = config.logits_chunk or None
         self._stop_tokens = _stop_tokens(loaded, self.tokenizer)
         self._positions = _positions(loaded.config.get_text_config())
@@ -146,12 +154,21 @@ class CausalLmModel(TextModel):
         for prompt, row in zip(inputs.texts, rows, strict=True):
             if not row:
                 raise RecipeError(f"data: prompt {prompt!r} has no tokens; write something.")
+            self._check_rows(row, f"data: prompt {prompt[:40]!r}")
             if self._positions and len(row) >= self._positions:
                 raise RecipeError(
                     f"data: prompt {prompt[:40]!r}... has {len(row)} tokens; the checkpoint has {self._positions} "
                     "positions (max_position_embeddings), for prompt and completion. Leave it out of the prompt file."
                 )
         return [torch.tensor(row, dtype=torch.int64) for row in rows]
+
+    def _check_rows(self, row: Sequence[int], what: str) -> None:
+        """Raise DataError for a token of media that a model of texts alone has no embedding for."""
+        if past := [token for token in row if token >= self._rows]:
+            raise DataError(
+                f"{what} has the token {self.tokenizer.decode(past[:1])!r} with id {past[0]}, expected ids below "
+                f"{self._rows}, the rows of the model's embedding. Leave it out."
+            )
 
     def tokenized(self, text: str, media: Sequence[MediaRef], sampling: TextSamplingConfig) -> list[int]:
         """The tokens of one prompt: in the chat template, if `sampling.chat` is on."""
@@ -179,6 +196,7 @@ class CausalLmModel(TextModel):
         result: list[Tensor] = []
         for text in texts:
             row: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            self._check_rows(row, f"stored completion {text[:60]!r}")
             tokens = torch.tensor([*row, end], dtype=torch.int64)
             (again,) = self.texts([tokens])
             stop = next((token for token in row if token in self._stop_tokens), None)

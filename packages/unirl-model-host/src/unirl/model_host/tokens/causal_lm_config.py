@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from unirl.core.limits import limit, one_of
+from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import PartConfig
 
+from ..checkpoint_problems import checkpoint_problems, lora_problems
 from ..model_files import DTYPES, checkpoint_version
+
+if TYPE_CHECKING:
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["CausalLmConfig"]
 
@@ -31,6 +36,12 @@ class CausalLmConfig(PartConfig):
     logits_chunk: int = limit(0, least=0)
     """Tokens per chunk of logits when computing log-probs; 0 takes as many as fit in 256 MiB. Affects memory, not
     results."""
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """What the files of a local checkpoint rule out."""
+        yield from super().problems(plan, stage)
+        yield from checkpoint_problems(self.path)
+        yield from lora_problems(self, plan, stage, projection="lm_head")
 
     def read_versions(self) -> Mapping[str, str]:
         """Version of the checkpoint, if it is in a local folder."""

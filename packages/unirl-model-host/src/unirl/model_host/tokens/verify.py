@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from unirl.core.errors import RecipeError
 from unirl.core.roles import TokenBatch
+from unirl.numerics.not_finite import first_not_finite
 from unirl.numerics.tokens.batches import pack_batch, pad_batch
 
 from .causal_lm import CausalLmModel
@@ -29,7 +31,8 @@ def verify(
     those of each text alone in the checkpoint's own forward.
 
     prompts, conditions: two of a model that reads media; else they are made of texts.
-    Raises RecipeError, key `model.path`, with the difference, and for a forward that does not take such batches.
+    Raises RecipeError, key `model.path`, with the difference, for a forward that does not take such batches, and for
+    logits that are not finite.
     """
     try:
         found, bound = _gaps(model, prompts, conditions or {})
@@ -56,6 +59,10 @@ def _gaps(
     media = {name: tuple(each) for name, each in conditions.items()}
     own = [{name: each[row] for name, each in media.items()} for row in range(len(rows))]
     expected = [_alone(model, *one) for one in zip(asked, answers, own, strict=True)]
+    for one, row in zip(zip(asked, answers, own, strict=True), expected, strict=True):
+        if not bool(row.isfinite().all()):
+            why = first_not_finite(model.trainable, partial(_alone, model, *one))
+            raise RecipeError(f"model.path: logits of {str(model.folder)!r} are not finite{why}")
     ways = {"padded": pad_batch(asked, answers, pad_token=model.pad_token, conditions=media)}
     if model.packs:
         ways["packed"] = pack_batch(asked, answers, conditions=media)

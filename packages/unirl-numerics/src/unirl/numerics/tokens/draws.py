@@ -36,7 +36,8 @@ def choose_tokens(
 
     logits: [B, V].  uniform: [B] fp64 in [0, 1).  temperature 0 takes the most likely token.
     top_p: only the most likely tokens that together reach it.  top_k: only that many most likely tokens; 0 is all.
-    Returns tokens [B] int64 and their log-probs [B] fp32, normalised over all tokens whatever top_p and top_k.
+    Returns tokens [B] int64 and their log-probs [B] fp32, normalised over all tokens whatever top_p and top_k; NaN
+    where logits are NaN or infinite.
 
     Sums are fp64, so that a token of any probability representable in fp32 can be sampled.
     """
@@ -52,7 +53,8 @@ def choose_tokens(
     place = torch.searchsorted(reached, uniform.to(reached)[:, None] * total, right=True)
     # The product may round up to the total; the first token that reaches it is then chosen.
     last = torch.searchsorted(reached, total.contiguous())
-    tokens = torch.minimum(place, last)
+    # With NaN among the logits both lie past the end; the log-prob is NaN, for the caller to see.
+    tokens = torch.minimum(place, last).clamp(max=scores.shape[1] - 1)
     return tokens.squeeze(1), scores.gather(1, tokens).squeeze(1)
 
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor
+from unirl.core.errors import RunFailed
 from unirl.core.roles import text_model
 from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.media import Media
 from unirl.core.types.request import Request
 from unirl.core.types.track import Conditions, Status, TextSegment, Track
 
+from ..not_finite import first_not_finite
 from .draws import BLOCK, TokenSampler, draws
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ def generate_text(
     are different prompts. The draws of a row depend on its seed, so
     they are the same in any split of the request; logits differ only by the rounding of a forward at another batch
     size.
+    Raises RunFailed, with the first layer whose output is not finite, when logits are not.
     anyone: takes whether rows are unfinished here, returns whether the model must run again. Ranks of a sharded model
     step until all have finished; by default only this process counts.
     """
@@ -91,7 +94,13 @@ def generate_text(
     for step in range(sampling.max_new_tokens):
         uniform = rows.uniform(alive, step)
         tokens, log_probs = sampler.choose(logits, uniform)
-        goes_on = rows.add(alive, tokens.cpu(), log_probs.float().cpu(), model)
+        chosen = log_probs.float().cpu()
+        if not bool(chosen.isfinite().all()):
+            row = int(alive[int((~chosen.isfinite()).nonzero()[0])])
+            text = torch.cat([wanted.prompt_tokens[row], rows.so_far(row)])[None].to(model.device)
+            own = {} if conditions is None else conditions.select([row]).expanded()
+            raise _not_finite(model, text, own)
+        goes_on = rows.add(alive, tokens.cpu(), chosen, model)
         is_last = step + 1 == sampling.max_new_tokens
         if not anyone(bool(goes_on.any()) and not is_last):
             break
@@ -196,6 +205,14 @@ def _prefill(
     return logits, cache, positions[:, -1]
 
 
+def _not_finite(model: TextModel, text: Tensor, conditions: Mapping[str, Ragged]) -> RunFailed:
+    """The error for logits that are not finite after `text` [1, L], with the layer that gives them."""
+    why = first_not_finite(
+        model.trainable, lambda: _prefill(model, text, torch.ones_like(text, dtype=torch.bool), conditions)
+    )
+    return RunFailed(f"model {model.spec.name!r}: logits are not finite{why}")
+
+
 class _Rows:
     """Growing completions, by row of the request. Unfinished rows all have the same length, the number of steps."""
 
@@ -216,6 +233,10 @@ class _Rows:
             more = np.stack([draws(seed, step // BLOCK) for seed in self._seeds])
             self._drawn = np.concatenate([self._drawn, more], axis=1)
         return torch.from_numpy(self._drawn[rows.numpy(), step])  # pyright: ignore[reportUnknownMemberType]
+
+    def so_far(self, row: int) -> Tensor:
+        """Tokens [S] of an unfinished row."""
+        return self._tokens[row, : self._num_steps]
 
     def add(self, rows: Tensor, tokens: Tensor, log_probs: Tensor, model: TextModel) -> Tensor:
         """[B] bool: rows unfinished after these tokens. Finished rows take no more tokens."""

@@ -20,6 +20,7 @@ from unirl.core.specs.memory import Processes, TrainingMemory
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.loop.build import build_part
+from unirl.loop.parts import errors_under
 
 from .hollow import hollow
 from .model_size import ModelSize, model_size
@@ -143,9 +144,11 @@ def _measured(plan: Plan, stage: Stage, memory: TrainingMemory, catalog: Catalog
             key=stage.model.key, spec=spec, config=config, dist=stage.model.dist, version=stage.model.version
         )
         model = build_part(choice, catalog, device="cpu", **context)
-        return model_size(
-            model, sampling=stage.sampling, inputs=inputs, memory=memory, trajectory=stage.needs.trajectory
-        )
+        assert stage.backend is not None
+        with errors_under(stage.backend.key, spec=stage.backend.spec):
+            return model_size(
+                model, sampling=stage.sampling, inputs=inputs, memory=memory, trajectory=stage.needs.trajectory
+            )
 
 
 def _longest_prompt(plan: Plan, stage: Stage) -> tuple[Inputs, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, cast
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from unirl.core.errors import RecipeError
 from unirl.core.roles import Model, diffusion_model, text_model
-from unirl.core.specs.facts import names_in
+from unirl.core.specs.facts import adapted_layers, names_in
 from unirl.core.specs.memory import TrainingMemory
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, SamplingConfig, TextSamplingConfig
@@ -90,7 +90,7 @@ def model_size(
     model: may be built without values, and without its encoders and decoder.  inputs: one prompt; the conditions are
     those of its length.  trajectory: latents that the algorithm needs, as `Needs` has it.
 
-    Raises RecipeError for a model whose shapes depend on values.
+    Raises RecipeError for a model whose shapes depend on values, and for LoRA targets that match no layer.
     """
     module = model.trainable
     blocks = _blocks(module, names_in(model.spec.wrap_blocks, module))
@@ -271,17 +271,14 @@ def _roots(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def _adapted(model: Model, memory: TrainingMemory) -> list[nn.Linear]:
-    """Linear layers with an adapter, as backends choose them: by the end of their names, and not frozen."""
+    """Linear layers with an adapter, as backends choose them. Raises RecipeError for targets that match none."""
     if not memory.lora_rank:
         return []
+    named = cast("Iterable[tuple[str, nn.Module]]", model.trainable.named_modules())
+    layers = {name: part for name, part in named if isinstance(part, nn.Linear)}
     targets = memory.lora_targets or names_in(model.spec.lora_targets, model.trainable)
-    modules: list[tuple[str, nn.Module]] = list(cast(Any, model.trainable).named_modules())
-    return [
-        part
-        for name, part in modules
-        if isinstance(part, nn.Linear) and part.weight.requires_grad
-        if any(name == target or name.endswith("." + target) for target in targets)
-    ]
+    may_train = {name: layer.weight.requires_grad for name, layer in layers.items()}
+    return [layers[name] for name in adapted_layers(targets, may_train, module=type(model.trainable).__name__)]
 
 
 def _leaves(value: Any) -> list[Tensor]:

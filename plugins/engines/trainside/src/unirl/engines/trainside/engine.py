@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
-from unirl.core.errors import RecipeError
+from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import Model, WeightReceipt, WeightUpdate, diffusion_model, text_model
 from unirl.core.specs.check import check_config
 from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.track import Conditions, LatentSegment, Track
 from unirl.model_host.diffusion.pipeline_model import PipelineModel
 from unirl.numerics.diffusion.rollout import branch_inputs, latent_track, sample_latents
+from unirl.numerics.not_finite import first_not_finite
 from unirl.numerics.tokens.rollout import GeneratedText, generate_text, text_track, visible_texts
 
 from .config import NO_GPU, TrainsideConfig
@@ -61,7 +63,8 @@ class TrainsideEngine:
     def generate(self, request: Request) -> Track:
         """The track of the request, without gradient and in evaluation mode, which is undone afterwards.
 
-        Raises RecipeError for an unknown track and kernels not in the spec.
+        Raises RecipeError for an unknown track and kernels not in the spec, and RunFailed, with the first layer whose
+        output is not finite, for logits or latents that are not.
         """
         self._check(request)
         with torch.no_grad(), _evaluating(self._model.trainable):
@@ -127,16 +130,26 @@ class TrainsideEngine:
         for piece in request.chunks(self._forward_batch):
             rows = range(start, start + piece.num_rows)
             start += piece.num_rows
-            part = sample_latents(
+            sample = partial(
+                sample_latents,
                 model.velocity,
                 piece,
                 latent_shape=model.latent_shape(sampling),
                 conditions={key: value.select(rows) for key, value in conditions.items()},
                 device=model.device,
             )
+            part = sample()
+            if not bool(part.final.isfinite().all()):
+                why = first_not_finite(model.trainable, sample)
+                raise RunFailed(f"model {model.spec.name!r}: latents are not finite{why}")
             sampled.append(part)
             if sampling.decode:
                 media.append(model.decode(part.final))
+                if not bool(media[-1].isfinite().all()):
+                    raise RunFailed(
+                        f"model {model.spec.name!r}: latents are finite, and what its VAE decodes them to is not. Use "
+                        "model.vae_dtype=float32, or a checkpoint whose VAE has finite weights."
+                    )
         return latent_track(
             request,
             segment=LatentSegment.concat(sampled),

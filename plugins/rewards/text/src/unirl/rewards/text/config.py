@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import RewardConfig
+from unirl.model_host.checkpoint_problems import checkpoint_problems
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
@@ -94,6 +95,7 @@ class RewardModelConfig(RewardConfig):
             yield Reason(key=".path", text="got nothing, expected a folder or hub id of a reward model's checkpoint.")
         if self.system and self.template != "chat":
             yield Reason(key=".system", text="it is part of the chat template, which template=plain leaves out.")
+        yield from checkpoint_problems(self.path, trains=False) if self.path else ()
 
 
 def _is_name(tag: str) -> bool:

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
+from unirl.model_host.checkpoint_problems import media_tokens, past_embedding
 from unirl.model_host.model_files import no_progress_bars
 
 from .config import RewardModelConfig
@@ -47,6 +48,10 @@ class RewardModel:
         folder = _folder(config)
         self._model: Any = _model(folder, config).to(self._device)
         self._tokenizer: Any = _tokenizer(folder, config)
+        rows: int = self._model.get_input_embeddings().weight.shape[0]
+        tokens, media = self._tokenizer.get_vocab(), media_tokens(folder)
+        if problem := past_embedding(tokens, rows=rows, media=media, where=str(folder)):
+            raise RecipeError(f"{_NAME}.path: {problem}")
         self._column = _column(self._model.config, config)
         self._is_truncation_said = False
         positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
@@ -172,6 +177,11 @@ def _model(folder: Path, config: RewardModelConfig) -> Any:
                 output_loading_info=True,
                 trust_remote_code=False,
             )
+    except ImportError as error:
+        raise RecipeError(
+            f"{_NAME}.path: the checkpoint in {str(folder)!r} needs a package: {error}. Install it, or use one whose "
+            "config.json has no quantization_config."
+        ) from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise RecipeError(f"{_NAME}.path: the checkpoint in {str(folder)!r} does not load: {error}") from error
     # transformers makes weights up for those that it does not find, the head among them.
