@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import httpx
 from unirl.core.errors import RewardFailed
+from unirl.reward_service.wire import sendable
 
 if TYPE_CHECKING:
     from .config import RemoteConfig
@@ -202,7 +203,7 @@ def described(config: RemoteConfig) -> ScorerInfo:
 def _error_of(reply: httpx.Response) -> tuple[str, str]:
     try:
         error = cast("Mapping[str, Any]", reply.json()["error"])
-        return str(error["code"]), str(error["message"])
+        return str(error["code"]), sendable(str(error["message"]))
     except (ValueError, KeyError, TypeError):
         return str(reply.status_code), reply.text[:200] or "no message"
 
