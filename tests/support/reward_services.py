@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from resource import RLIMIT_NOFILE, setrlimit
 from typing import Any
 
 import httpx
@@ -38,7 +39,7 @@ def number(images, prompts):
         os._exit(7)
     time.sleep(60 if "hang" in prompts else 0.03)
     if "no number" in prompts:
-        raise ValueError("not a number")
+        raise ValueError("not a number, nor half a \\ud83d")
     pairs = list(zip(images, prompts))
     values = [float(p) if p[0].isdigit() else sum(i.resize((1, 1)).getpixel((0, 0))) for i, p in pairs]
     with open(path + ".done", "a") as log:
@@ -85,8 +86,13 @@ class RunningService:
 
 
 @contextmanager
-def running(folder: Path, settings: str, *, key: str = "", **environment: str) -> Iterator[RunningService]:
-    """A service with these settings, ended at the end. The reward `number` logs to `folder/scored.txt`."""
+def running(
+    folder: Path, settings: str, *, key: str = "", max_files: int | None = None, **environment: str
+) -> Iterator[RunningService]:
+    """A service with these settings, ended at the end. The reward `number` logs to `folder/scored.txt`.
+
+    max_files: files that the service may have open.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "number.py").write_text(FUNCTION)
     (folder / "rewards.yaml").write_text(settings.format(folder=folder))
@@ -105,6 +111,7 @@ def running(folder: Path, settings: str, *, key: str = "", **environment: str) -
             ],
             stdout=subprocess.PIPE,
             stderr=output,
+            preexec_fn=None if max_files is None else lambda: setrlimit(RLIMIT_NOFILE, (max_files, max_files)),
             env={**os.environ, "SCORED": str(folder / "scored.txt"), "OMP_NUM_THREADS": "1", **environment},
         )
     assert process.stdout is not None
