@@ -214,11 +214,15 @@ def test_a_long_head_is_refused_wherever_it_stands(service: RunningService) -> N
 
 @pytest.mark.parametrize("key", [KEY, "x"])
 def test_a_body_has_a_time_limit_with_and_without_a_key(service: RunningService, key: str) -> None:
-    with connected(service, post(size=1000, key=key)) as connection:
-        assert is_ended_while_sending(connection, b"x", every_s=0.1)
-    with connected(service, post(size=1000, key=key)) as connection:
-        reply = rest(connection)
+    with connected(service, post(size=1000, key=key)) as silent, connected(service, post(size=1000, key=key)) as slow:
+        assert is_ended_while_sending(slow, b"x", every_s=0.1)
+        reply = rest(silent)
     assert reply.startswith(b"HTTP/1.1 408 " if key == KEY else b"HTTP/1.1 401 ")
+
+
+def test_requests_that_do_not_wait_for_a_reply_end_the_connection(service: RunningService) -> None:
+    with connected(service, WHOLE * 1000) as connection:
+        assert rest(connection).count(b"HTTP/1.1 ") <= 1
 
 
 def test_an_endless_body_without_a_key_is_read_up_to_a_bound(service: RunningService) -> None:

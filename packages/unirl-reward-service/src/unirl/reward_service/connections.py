@@ -109,20 +109,18 @@ class _Connection(H11Protocol):
                 return
 
     def on_response_complete(self) -> None:
-        waiting = len(self.conn.trailing_data[0])
-        if waiting > HEAD_BYTES:
-            # Further requests, sent before this one's reply: none of their heads has been measured.
+        if self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:
+            # Sent before this request had its reply. No client of ours does, and one connection could hold the work of
+            # many, with heads that nothing has measured.
             self.transport.close()
         super().on_response_complete()
         if self.transport.is_closing():
             self._set_deadline(self.limits.body_timeout_s)
             return
-        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+        if self.conn.their_state is h11.IDLE:
             # uvicorn's timer of idle connections runs.
             self._phase, self.since = None, self.loop.time()
             self._set_deadline(None)
-        else:
-            self._watch()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
