@@ -189,7 +189,9 @@ def read_request(body: bytes, *, limits: WireLimits) -> ScoreRequest:
     size = sum(memoryview(entry).nbytes for entry in samples.metadata)
     if size > limits.max_metadata_bytes:
         raise WireError(
-            "too_large", f"samples.metadata: got {size} bytes, expected at most {limits.max_metadata_bytes}."
+            "too_large",
+            f"samples.metadata: got {size} bytes, expected at most {limits.max_metadata_bytes}; send fewer samples in "
+            "one, or raise `max_metadata_mb` of the service.",
         )
     if unknown := samples.sources.keys() - set(samples.input_ids):
         raise WireError("bad_request", f"samples.sources: got {min(unknown)!r}, which no sample has as its input id.")
