@@ -248,8 +248,8 @@ def slow_bodies(port: int) -> None:
 
 
 def announced(port: int) -> None:
-    """With a key: 64 bodies of 60 MB are announced, and come at a byte a second."""
-    held(port, head(60_000_000), count=64, further=b"x")
+    """With a key: 64 bodies of 64 MB are announced, and come at a byte a second."""
+    held(port, head(64_000_000), count=64, further=b"x")
 
 
 def endless(port: int) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from resource import RLIMIT_NOFILE, setrlimit
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from unirl.core.roles import ScoreInput
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
-from unirl.reward_service.wire import FORMAT, ScoreRequest, encode, from_samples
+from unirl.reward_service.wire import FORMAT, ScoreReply, ScoreRequest, decode, encode, from_samples
 
 FUNCTION = '''
 import hashlib, os, time
@@ -131,6 +132,32 @@ def running(
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+def connected(service: RunningService, sent: bytes = b"", *, timeout_s: float = 20) -> socket.socket:
+    result = socket.create_connection(("127.0.0.1", httpx.URL(service.url).port or 0), timeout=timeout_s)
+    result.sendall(sent)
+    return result
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What arrives until the service ends the connection; TimeoutError where it does not."""
+    result = bytearray()
+    with suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            result += piece
+    return bytes(result)
+
+
+def values(reply: httpx.Response) -> list[float]:
+    assert reply.status_code == 200, reply.text
+    return decode(reply.content, ScoreReply).values
+
+
+def scored(service: RunningService) -> list[str]:
+    """Prompts that the reward `number` was called with, each call apart."""
+    file = service._log.with_name("scored.txt")
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def samples(prompts: list[str], *, first: str = "", pixels: torch.Tensor | None = None) -> ScoreInput:

@@ -9,22 +9,20 @@ import re
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from resource import RLIMIT_NOFILE, setrlimit
 
 import httpx
 import msgspec
 import pytest
+import torch
 from PIL import Image
-from reward_services import NUMBER, RunningService, request, running, samples
-from unirl.reward_service.wire import ScoreReply, ScoreRequest, decode, encode
+from reward_services import NUMBER, RunningService, connected, request, rest, running, samples, scored, values
+from unirl.reward_service.wire import ScoreRequest, decode, encode
 from unirl.reward_service.wire_pixels import Encoded
 
 pytestmark = pytest.mark.slow
@@ -63,21 +61,6 @@ def keyless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
         yield result
 
 
-def connected(service: RunningService, sent: bytes = b"", *, timeout_s: float = 20) -> socket.socket:
-    result = socket.create_connection(("127.0.0.1", httpx.URL(service.url).port or 0), timeout=timeout_s)
-    result.sendall(sent)
-    return result
-
-
-def rest(connection: socket.socket) -> bytes:
-    """What arrives until the service ends the connection; TimeoutError where it does not."""
-    result = bytearray()
-    with suppress(ConnectionResetError):
-        while piece := connection.recv(65536):
-            result += piece
-    return bytes(result)
-
-
 def is_open(connection: socket.socket) -> bool:
     connection.setblocking(False)
     try:
@@ -103,11 +86,6 @@ def is_ended_while_sending(connection: socket.socket, piece: bytes, *, every_s: 
 
 def error(reply: httpx.Response) -> str:
     return reply.json()["error"]["code"]
-
-
-def values(reply: httpx.Response) -> list[float]:
-    assert reply.status_code == 200, reply.text
-    return decode(reply.content, ScoreReply).values
 
 
 def asked(service: RunningService, name: str, number: int) -> list[float]:
@@ -185,19 +163,6 @@ def test_a_connection_beyond_the_bound_is_refused_where_all_have_a_request(keyle
         with connection:
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
     assert keyless.http.get("/health").status_code == 200
-
-
-def test_too_few_open_files_are_said_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "rewards.yaml").write_text("scorers: {light: {use: brightness}}\n")
-    command = [sys.executable, "-m", "unirl.core", "reward-service", "serve", str(tmp_path / "rewards.yaml")]
-    result = subprocess.run(
-        [*command, "--port", "0"],
-        preexec_fn=lambda: setrlimit(RLIMIT_NOFILE, (70, 70)),
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 1
-    assert "max_connections: this process may open 70 files, expected more than 72" in result.stderr
 
 
 def test_a_long_head_is_refused_wherever_it_stands(service: RunningService) -> None:
@@ -332,6 +297,25 @@ def test_metadata_is_bounded_and_opened_by_the_scorer_alone(service: RunningServ
     assert error(service.post(endless)) == "bad_request"
 
 
+def test_requests_are_joined_up_to_the_size_of_one_body(service: RunningService) -> None:
+    """A batch of `number` is two samples, unless they have 2.5 MB each."""
+    hold = service._log.with_name("scored.txt.hold")
+    pixels = (None, *[torch.zeros(1, 3, 456, 456)] * 2)
+    bodies = [request(f"j-join-{n:03}", samples([str(600 + n)], pixels=pixels[n])) for n in range(3)]
+    hold.touch()
+    with ThreadPoolExecutor(3) as threads:
+        replies = [threads.submit(service.post, bodies[0])]
+        until = time.monotonic() + 20
+        while "600|" not in scored(service):
+            assert time.monotonic() < until
+        replies += [threads.submit(service.post, body) for body in bodies[1:]]
+        while service.metric("unirl_reward_queue_requests") < 2:
+            assert time.monotonic() < until
+        hold.unlink()
+        assert [values(reply.result()) for reply in replies] == [[600.0], [601.0], [602.0]]
+    assert sorted(line for line in scored(service) if line.startswith("60")) == ["600|", "601|", "602|"]
+
+
 @pytest.mark.parametrize(
     "head",
     [
@@ -396,7 +380,7 @@ def test_the_oldest_replies_go_when_they_take_too_much(service: RunningService) 
     ]
     for body in [*bodies, bodies[5], bodies[0]]:
         service.post(body)
-    lines = service._log.with_name("scored.txt").read_text().splitlines()
+    lines = scored(service)
     assert [sum(line.startswith(f"{7000 + n}|") for line in lines) for n in range(6)] == [2, 1, 1, 1, 1, 1]
 
 

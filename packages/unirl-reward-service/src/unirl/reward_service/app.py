@@ -54,6 +54,7 @@ class Service:
                 scorer,
                 environment=scorer_environment(without=config.keys_env),
                 timeout_s=config.request_timeout_s,
+                max_batch_bytes=self.max_body_bytes,
                 metrics=self.metrics,
             )
             for name, scorer in config.scorers.items()

@@ -35,7 +35,8 @@ class ScorerConfig:
     """Python executable of its process, for a scorer with a separate environment; empty takes the service's. That
     environment needs unirl-reward-service and the reward's dist."""
     max_batch_size: int = limit(32, least=1)
-    """Samples per call of the reward; requests are joined up to it. A larger request is one call."""
+    """Samples per call of the reward; requests are joined up to it, and up to `max_body_mb`. A larger request is one
+    call."""
     max_wait_s: float = limit(0.005, least=0, most=10)
     """How long the first request of a batch waits for others."""
     max_queue: int = limit(64, least=1)
@@ -85,8 +86,8 @@ class ServiceConfig:
     """Pixels of all images and frames of a request."""
     max_request_frames: int = limit(8192, least=1)
     """Images and frames of a request."""
-    max_metadata_mb: float = limit(8.0, above=0)
-    """Metadata of all samples of a request, in MB; it takes up to a hundred times as much memory in a scorer."""
+    max_metadata_mb: float = limit(4.0, above=0)
+    """Metadata of all samples of a request, in MB; it takes up to sixty times as much memory in a scorer."""
     scorers: dict[str, ScorerConfig] = field(default_factory=lambda: dict[str, ScorerConfig]())
     """Name of each scorer -> its settings."""
 

@@ -74,20 +74,21 @@ def score_bodies(loaded: LoadedReward, bodies: Sequence[bytes]) -> list[dict[str
     """
     results: list[dict[str, Any]] = [{} for _ in bodies]
     batches: dict[Any, list[tuple[int, ScoreInput]]] = {}
+    # Metadata may be millions of small values. They have no cycles, and looking for some takes longer than all else.
+    gc.disable()
     for index, body in enumerate(bodies):
-        # Metadata of many small values takes ten times as long while it is collected, and has no cycles.
-        gc.disable()
         try:
             samples = to_samples(decode(body, ScoreRequest).samples)
         except WireError as error:
             results[index] = _error(error.code, str(error))
             continue
-        finally:
-            gc.enable()
         batches.setdefault(_form(samples), []).append((index, samples))
+    gc.freeze()
+    gc.enable()
     for batch in batches.values():
         for index, result in zip((index for index, _ in batch), _score(loaded, [s for _, s in batch]), strict=True):
             results[index] = result
+    gc.unfreeze()
     return results
 
 

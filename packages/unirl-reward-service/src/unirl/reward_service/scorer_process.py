@@ -75,15 +75,24 @@ class ScorerProcess:
     """For one event loop. `start` it, `submit` requests, `close` it."""
 
     def __init__(
-        self, name: str, config: ScorerConfig, *, environment: Mapping[str, str], timeout_s: float, metrics: Metrics
+        self,
+        name: str,
+        config: ScorerConfig,
+        *,
+        environment: Mapping[str, str],
+        timeout_s: float,
+        max_batch_bytes: int,
+        metrics: Metrics,
     ) -> None:
-        """environment: variables of its process.  timeout_s: longest time of a request, waiting included."""
+        """environment: variables of its process.  timeout_s: longest time of a request, waiting included.
+        max_batch_bytes: bodies that are joined; a larger one is one call."""
         self.name = name
         self.info: ScorerInfo | None = None
         """Description by the process that runs, or ran last; None before the first start."""
         self._config = config
         self._environment = environment
         self._timeout_s = timeout_s
+        self._max_batch_bytes = max_batch_bytes
         self._metrics = metrics
         self._process: Process | None = None
         self._is_up = asyncio.Event()
@@ -181,16 +190,18 @@ class ScorerProcess:
         if self._config.max_wait_s and sum(waiting.num_samples for waiting in self._queue) < most:
             await asyncio.sleep(self._config.max_wait_s)
         batch: list[_Waiting] = []
-        size = 0
+        size = size_bytes = 0
         while self._queue:
             waiting = self._queue[0]
             is_alone = waiting.attempts > 0 or (bool(batch) and batch[0].attempts > 0)
-            if batch and (is_alone or size + waiting.num_samples > most):
+            is_full = size + waiting.num_samples > most or size_bytes + len(waiting.body) > self._max_batch_bytes
+            if batch and (is_alone or is_full):
                 break
             self._queue.popleft()
             if not waiting.reply.done():
                 batch.append(waiting)
                 size += waiting.num_samples
+                size_bytes += len(waiting.body)
         self._metrics.queue.labels(self.name).set(len(self._queue))
         return batch
 

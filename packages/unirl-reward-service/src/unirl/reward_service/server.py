@@ -94,6 +94,8 @@ class _Server(uvicorn.Server):
             http=protocol(limits),
             ws="none",
             log_config=None,
+            # Its warnings are a line for each malformed request, from whoever reaches the port.
+            log_level="error",
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=int(config.drain_s),

@@ -74,7 +74,7 @@ class WireLimits:
     """Pixels of all images and frames of a request, sources of its samples included: what its body unpacks to."""
     max_request_frames: int = 8192
     """Images and frames of a request, sources included."""
-    max_metadata_bytes: int = 8_000_000
+    max_metadata_bytes: int = 4_000_000
     """Metadata of all samples of a request."""
 
 
@@ -94,7 +94,7 @@ class WireSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompts: Annotated[list[Text], Rows]
     texts: Annotated[list[Text], Rows]
     metadata: Annotated[list[msgspec.Raw], Rows]
-    """A map each, read by the scorer: a byte of it may become an object of a hundred."""
+    """A map each, read by the scorer: a byte of it may become an object of sixty."""
     status: Annotated[list[int], Rows] | None = None
     lengths: Annotated[list[int], Rows] | None = None
     kind: Literal["image", "video", "text", "audio"] | None = None
