@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from resource import RLIMIT_NOFILE, setrlimit
 from typing import Any
 
 import httpx
@@ -18,7 +20,7 @@ import torch
 from unirl.core.roles import ScoreInput
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
-from unirl.reward_service.wire import FORMAT, ScoreRequest, encode, from_samples
+from unirl.reward_service.wire import FORMAT, ScoreReply, ScoreRequest, decode, encode, from_samples
 
 FUNCTION = '''
 import hashlib, os, time
@@ -38,7 +40,7 @@ def number(images, prompts):
         os._exit(7)
     time.sleep(60 if "hang" in prompts else 0.03)
     if "no number" in prompts:
-        raise ValueError("not a number")
+        raise ValueError("not a number, nor half a \\ud83d")
     pairs = list(zip(images, prompts))
     values = [float(p) if p[0].isdigit() else sum(i.resize((1, 1)).getpixel((0, 0))) for i, p in pairs]
     with open(path + ".done", "a") as log:
@@ -85,8 +87,13 @@ class RunningService:
 
 
 @contextmanager
-def running(folder: Path, settings: str, *, key: str = "", **environment: str) -> Iterator[RunningService]:
-    """A service with these settings, ended at the end. The reward `number` logs to `folder/scored.txt`."""
+def running(
+    folder: Path, settings: str, *, key: str = "", max_files: int | None = None, **environment: str
+) -> Iterator[RunningService]:
+    """A service with these settings, ended at the end. The reward `number` logs to `folder/scored.txt`.
+
+    max_files: files that the service may have open.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "number.py").write_text(FUNCTION)
     (folder / "rewards.yaml").write_text(settings.format(folder=folder))
@@ -105,6 +112,7 @@ def running(folder: Path, settings: str, *, key: str = "", **environment: str) -
             ],
             stdout=subprocess.PIPE,
             stderr=output,
+            preexec_fn=None if max_files is None else lambda: setrlimit(RLIMIT_NOFILE, (max_files, max_files)),
             env={**os.environ, "SCORED": str(folder / "scored.txt"), "OMP_NUM_THREADS": "1", **environment},
         )
     assert process.stdout is not None
@@ -124,6 +132,32 @@ def running(folder: Path, settings: str, *, key: str = "", **environment: str) -
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+def connected(service: RunningService, sent: bytes = b"", *, timeout_s: float = 20) -> socket.socket:
+    result = socket.create_connection(("127.0.0.1", httpx.URL(service.url).port or 0), timeout=timeout_s)
+    result.sendall(sent)
+    return result
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What arrives until the service ends the connection; TimeoutError where it does not."""
+    result = bytearray()
+    with suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            result += piece
+    return bytes(result)
+
+
+def values(reply: httpx.Response) -> list[float]:
+    assert reply.status_code == 200, reply.text
+    return decode(reply.content, ScoreReply).values
+
+
+def scored(service: RunningService) -> list[str]:
+    """Prompts that the reward `number` was called with, each call apart."""
+    file = service._log.with_name("scored.txt")
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def samples(prompts: list[str], *, first: str = "", pixels: torch.Tensor | None = None) -> ScoreInput:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from reward_services import samples
+from unirl.core.cli import main
 from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.types.media import Media
 from unirl.reward_service.remote.config import RemoteConfig
@@ -144,6 +145,23 @@ def test_a_request_is_sent_again_with_its_id_after_429_and_503_and_not_after_oth
     ):
         reward.score(samples(["5"]))
     assert len(seen) == 4
+
+
+def test_text_of_a_service_that_cannot_be_encoded_is_escaped_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        serving(lambda _: (422, {}, error("x", "half of \ud83d"))) as url,
+        remote(url) as reward,
+        pytest.raises(RewardFailed, match=r"half of \\ud83d"),
+    ):
+        reward.score(samples(["0"]))
+    lone = "\ud83d"
+    with serving(lambda _: (200, {}, b""), version=lone, scorers=[{"name": lone, "is_up": True}]) as url:
+        with pytest.raises(RewardFailed, match="DecodeError"), remote(url, deadline_s=0.2):
+            pass
+        for words in ([], ["--json"]):
+            with pytest.raises(SystemExit) as end:
+                main(["reward-service", "check", url, *words])
+            assert end.value.code == 1 and "DecodeError" in capsys.readouterr().err
 
 
 def test_requests_go_to_the_least_busy_replica() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
+from resource import RLIMIT_NOFILE, setrlimit
 from typing import Any
 
 import pytest
@@ -115,6 +118,11 @@ def test_a_version_is_that_of_settings_files_and_code_and_not_of_places(tmp_path
         ("scorers: {a: {use: x, max_queue: 0}}", "scorers.a.max_queue: got 0, expected 1 or more"),
         ("port: 70000\nscorers: {a: {use: x}}", "port: got 70000"),
         ("host: 0.0.0.0\nscorers: {a: {use: x}}", "keys_env: got none with host '0.0.0.0', which others reach"),
+        (
+            "hosts: ['scorers-1:80']\nscorers: {a: {use: x}}",
+            r"hosts\[0\]: got 'scorers-1:80', expected a name without a port",
+        ),
+        ("hosts: ['lab*']\nscorers: {a: {use: x}}", r"hosts\[0\]: got 'lab\*', expected a name without a port, or"),
         ("host: scorers-1\nscorers: {a: {use: x}}", "keys_env: got none with host 'scorers-1'"),
         ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
     ],
@@ -168,6 +176,19 @@ def test_files_are_scored_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_service_that_does_not_answer_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("reward-service", "check", "http://127.0.0.1:9") == 1
     assert "ConnectError" in capsys.readouterr().err
+
+
+def test_too_few_open_files_are_said_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "rewards.yaml").write_text("scorers: {light: {use: brightness}}\n")
+    command = [sys.executable, "-m", "unirl.core", "reward-service", "serve", str(tmp_path / "rewards.yaml")]
+    result = subprocess.run(
+        [*command, "--port", "0"],
+        preexec_fn=lambda: setrlimit(RLIMIT_NOFILE, (70, 70)),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1
+    assert "max_connections: this process may open 70 files, expected more than 72" in result.stderr
 
 
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "multiprocessing"}

@@ -19,11 +19,11 @@ import httpx
 import msgspec
 import pytest
 import torch
-from reward_services import NUMBER, RunningService, request, running, samples
+from reward_services import NUMBER, RunningService, request, running, samples, scored, values
 from unirl.core.roles import ScoreInput
 from unirl.numerics.media import LoadedImage
 from unirl.reward_service.errors import STATUS
-from unirl.reward_service.wire import ScoreReply, ScoreRequest, decode, encode
+from unirl.reward_service.wire import ScoreRequest, decode, encode
 from unirl.reward_service.wire_pixels import Encoded
 
 pytestmark = pytest.mark.slow
@@ -50,12 +50,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
         yield result
 
 
-def scored(service: RunningService) -> list[str]:
-    """Prompts that the reward `number` was called with, each call apart."""
-    file = service._log.with_name("scored.txt")
-    return file.read_text().splitlines() if file.exists() else []
-
-
 def error(reply: httpx.Response) -> str:
     """Code of an error, once it is the one that its status is for, and says nothing of the inside."""
     content = reply.json()["error"]
@@ -63,11 +57,6 @@ def error(reply: httpx.Response) -> str:
     assert "Traceback" not in content["message"] and "site-packages" not in content["message"]
     assert reply.status_code == STATUS[content["code"]]
     return content["code"]
-
-
-def values(reply: httpx.Response) -> list[float]:
-    assert reply.status_code == 200, reply.text
-    return decode(reply.content, ScoreReply).values
 
 
 def test_health_is_open_and_all_else_needs_a_key(service: RunningService) -> None:

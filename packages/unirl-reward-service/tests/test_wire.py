@@ -37,7 +37,7 @@ from unirl.reward_service.wire import (
     to_samples,
     to_scores,
 )
-from unirl.reward_service.wire_pixels import Encoded, Raw, WireError
+from unirl.reward_service.wire_pixels import Encoded, Raw, WireError, stated_size
 
 LIMITS = WireLimits(max_samples=8, max_image_pixels=4096, max_request_pixels=8192)
 
@@ -171,6 +171,27 @@ def file_of(mode: str, **options: Any) -> bytes:
     file = io.BytesIO()
     Image.new(mode, (4, 4)).save(file, **{"format": "PNG", **options})
     return file.getvalue()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 2), (300, 17), (4000, 9)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"format": "PNG"},
+        {"format": "PNG", "icc_profile": bytes(200), "dpi": (72, 72)},
+        {"format": "WEBP"},
+        {"format": "WEBP", "lossless": True},
+        {"format": "WEBP", "exif": bytes(20)},
+    ],
+)
+def test_the_size_in_a_header_is_that_which_pillow_reads(size: tuple[int, int], options: dict[str, Any]) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", size).save(file, **options)
+    assert Image.open(io.BytesIO(file.getvalue())).size == size
+    assert stated_size(file.getvalue(), options["format"].lower(), where="x") == size
+    for end in range(20):
+        with pytest.raises(WireError, match="its header cannot be read"):
+            stated_size(file.getvalue()[:end], options["format"].lower(), where="x")
 
 
 GOOD = file_of("RGB")

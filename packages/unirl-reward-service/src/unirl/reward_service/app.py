@@ -10,14 +10,16 @@ import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from msgspec import structs
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
-from unirl.reward_service.wire import read_request
+from unirl.reward_service.wire import ScoreRequest, read_request
 from unirl.reward_service.wire_pixels import WireError
 
 from .config import ServiceConfig
@@ -41,9 +43,10 @@ class Service:
         """keys: API keys; none asks for none."""
         self.config = config
         self.metrics = Metrics()
-        self.replies = Replies(keep_s=config.keep_replies_s)
+        self.replies = Replies(keep_s=config.keep_replies_s, max_bytes=int(config.keep_replies_mb * 1e6))
         self.is_draining = False
         self.pending_bytes = 0
+        """Bytes of bodies that are held: those that have arrived, not those that a client announces."""
         self._keys = [_digest(key) for key in keys]
         self.scorers: Mapping[str, ScorerProcess] = {
             name: ScorerProcess(
@@ -51,6 +54,7 @@ class Service:
                 scorer,
                 environment=scorer_environment(without=config.keys_env),
                 timeout_s=config.request_timeout_s,
+                max_batch_bytes=self.max_body_bytes,
                 metrics=self.metrics,
             )
             for name, scorer in config.scorers.items()
@@ -74,9 +78,21 @@ class Service:
     def is_ready(self) -> bool:
         return not self.is_draining and all(scorer.is_up for scorer in self.scorers.values())
 
+    @property
+    def hosts(self) -> list[str]:
+        """Values of the header Host that are accepted. Without keys, a web page could otherwise reach the service
+        through a name that it lets resolve to a loopback address."""
+        config = self.config
+        if self._keys and not config.hosts:
+            return ["*"]
+        own = f"[{config.host}]" if ":" in config.host else config.host
+        return ["localhost", "127.0.0.1", "[::1]", own, *config.hosts]
+
     def check_key(self, request: Request) -> None:
         """Raises ServiceError for a request without one of the keys. Takes as long for every wrong key."""
         if not self._keys:
+            if "origin" in request.headers:
+                raise ServiceError("forbidden", "the request comes from a web page, and the service has no API keys.")
             return
         given = _digest(request.headers.get("authorization", "").removeprefix("Bearer "))
         # All of them, so that the time does not tell which one is near.
@@ -85,18 +101,21 @@ class Service:
 
     async def score(self, request: Request) -> Response:
         """Scores of the samples in the body, as msgpack."""
-        began, body = time.monotonic(), b""
+        began, received, num_bytes = time.monotonic(), bytearray(), 0
         label, code, request_id, count = "", "internal", "", 0
         size = self._admitted(request)
-        self.pending_bytes += size
         try:
-            body = await self._body(request, size)
-            parsed = await asyncio.to_thread(read_request, body, limits=self.config.wire_limits)
+            try:
+                await self._receive(request, size, into=received)
+            finally:
+                num_bytes = len(received)
+            parsed, body, content = await asyncio.to_thread(self._read, received)
             request_id, count = parsed.id, len(parsed.samples.sample_ids)
             scorer = self._scorer(parsed.scorer)
             label = scorer.name
-            content = hashlib.sha256(body).digest()
-            reply, is_repeated = self.replies.get(parsed.id, content, lambda: scorer.submit(parsed, body))
+            reply, is_repeated = self.replies.get(request_id, content, partial(scorer.submit, parsed, body))
+            # The scorer has what it needs of them, which is less.
+            del parsed, body
             if is_repeated:
                 self.metrics.repeated.labels(label).inc()
             # A client that goes away does not cancel it: the reply is kept for its next attempt.
@@ -114,7 +133,7 @@ class Service:
             # The client is gone, so this is not read.
             return Response(status_code=400)
         finally:
-            self.pending_bytes -= size
+            self.pending_bytes -= num_bytes
             self.metrics.pending.set(self.pending_bytes)
             self.metrics.requests.labels(label, code).inc()
             seconds = time.monotonic() - began
@@ -127,7 +146,7 @@ class Service:
                     scorer=label,
                     code=code,
                     samples=count,
-                    body_bytes=len(body),
+                    body_bytes=num_bytes,
                     ms=round(seconds * 1000, 2),
                     client=request.client.host if request.client else "",
                 ),
@@ -155,22 +174,31 @@ class Service:
         size, most = int(given), self.max_body_bytes
         if size > most:
             raise ServiceError("too_large", f"the body has {size} bytes, expected at most {most}; send fewer samples.")
-        if self.pending_bytes + size > self.config.max_pending_mb * 1e6:
-            raise ServiceError("overloaded", "too many bodies are held; try again later.", retry_after_s=0.5)
+        self._check_room(size)
         return size
 
-    async def _body(self, request: Request, size: int) -> bytes:
-        body = bytearray()
+    def _check_room(self, size: int) -> None:
+        if self.pending_bytes + size > self.config.max_pending_mb * 1e6:
+            raise ServiceError("overloaded", "too many bodies are held; try again later.", retry_after_s=0.5)
+
+    async def _receive(self, request: Request, size: int, *, into: bytearray) -> None:
         try:
             async with asyncio.timeout(self.config.body_timeout_s):
                 async for piece in request.stream():
-                    body += piece
-                    if len(body) > size:
+                    self._check_room(len(piece))
+                    self.pending_bytes += len(piece)
+                    into += piece
+                    if len(into) > size:
                         raise ServiceError("bad_request", f"the body has more than the {size} bytes that it states.")
         except TimeoutError:
             text = f"the body did not arrive within {self.config.body_timeout_s:g} s."
             raise ServiceError("body_timeout", text) from None
-        return bytes(body)
+
+    def _read(self, received: bytearray) -> tuple[ScoreRequest, bytes, bytes]:
+        """The request, its bytes and their hash. For a thread: a large body takes longer than others should wait."""
+        body = bytes(received)
+        received.clear()
+        return read_request(body, limits=self.config.wire_limits), body, hashlib.sha256(body).digest()
 
 
 def make_app(service: Service) -> FastAPI:
@@ -187,6 +215,7 @@ def make_app(service: Service) -> FastAPI:
         service.check_key(request)
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=service.hosts, www_redirect=False)
     keyed = [Depends(_check_key)]
 
     @app.get("/health")

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import click
 from unirl.core.cli.discovery import discover, plugins_dir_option
@@ -20,6 +20,12 @@ __all__ = ["reward_service", "score"]
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 VIDEOS = (".mp4", ".webm", ".mkv", ".mov", ".avi")
+
+
+class _Scorers(TypedDict):
+    """Reply to `GET /v1/scorers`."""
+
+    scorers: list[dict[str, Any]]
 
 
 @click.group("reward-service")
@@ -59,24 +65,30 @@ def check_command(url: str, key_env: str, as_json: bool) -> None:
     Exit codes: 0 all are up, 1 one is down or the service does not answer.
     """
     import httpx
+    import msgspec
+
+    from .remote.replicas import error_of
 
     key = os.environ.get(key_env, "") if key_env else ""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         reply = httpx.get(f"{url.rstrip('/')}/v1/scorers", headers=headers, timeout=30, trust_env=False)
-        content = reply.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise RunFailed(f"{url}: {type(error).__name__}: {error}. Is it the URL of a reward service?") from error
     if reply.status_code != 200:
-        error = content.get("error", {}) if isinstance(content, dict) else {}
-        raise RunFailed(f"{url}: {reply.status_code} {error.get('code', '')}: {error.get('message', content)}")
-    scorers = cast("list[dict[str, Any]]", content["scorers"])
+        raise RunFailed(f"{url}: {reply.status_code} {': '.join(error_of(reply))}")
+    try:
+        # Strictly, so that all of it can be printed.
+        scorers = msgspec.json.decode(reply.content, type=_Scorers)["scorers"]
+        down = [scorer["name"] for scorer in scorers if not scorer["is_up"]]
+    except (msgspec.MsgspecError, ValueError, RecursionError, KeyError) as error:
+        raise RunFailed(f"{url}: {type(error).__name__}: {error}. Is it the URL of a reward service?") from error
     if as_json:
         print_json(scorers)
     else:
         rows = [{**s, "state": "up" if s["is_up"] else "down", "parts": ", ".join(s.get("parts", ()))} for s in scorers]
         print_table(rows, columns=("name", "state", "use", "media", "parts", "scale", "version"))
-    if down := [scorer["name"] for scorer in scorers if not scorer["is_up"]]:
+    if down:
         raise RunFailed(f"{url}: scorers are down: {', '.join(down)}.")
 
 

@@ -35,7 +35,8 @@ class ScorerConfig:
     """Python executable of its process, for a scorer with a separate environment; empty takes the service's. That
     environment needs unirl-reward-service and the reward's dist."""
     max_batch_size: int = limit(32, least=1)
-    """Samples per call of the reward; requests are joined up to it. A larger request is one call."""
+    """Samples per call of the reward; requests are joined up to it, and up to `max_body_mb`. A larger request is one
+    call."""
     max_wait_s: float = limit(0.005, least=0, most=10)
     """How long the first request of a batch waits for others."""
     max_queue: int = limit(64, least=1)
@@ -56,16 +57,25 @@ class ServiceConfig:
     """0 takes a free one."""
     keys_env: str = ""
     """Environment variable with the API keys, separated by commas; empty asks for none."""
+    hosts: list[str] = field(default_factory=lambda: list[str]())
+    """Names in the header Host besides `host` and loopback names. Checked without keys, or where there are any."""
+    max_connections: int = limit(1024, least=1)
+    """Connections at any time, or as many as `ulimit -n` allows. One beyond ends the one that has gone longest without
+    a request, and is answered with 429 where all have one."""
+    head_timeout_s: float = limit(10.0, above=0)
+    """Longest time to receive the head of a request."""
     max_body_mb: float = limit(64.0, above=0)
     """Largest body of a request, in MB (1e6 bytes)."""
     max_pending_mb: float = limit(1024.0, above=0)
-    """Bodies held at any time, in MB; requests beyond are answered with 429 before their body is read."""
+    """Bodies held at any time, in MB; requests beyond are answered with 429."""
     body_timeout_s: float = limit(60.0, above=0)
-    """Longest time to receive a body."""
+    """Longest time to receive a body, and for a client to take a reply."""
     request_timeout_s: float = limit(300.0, above=0)
     """Longest time from a request's arrival to its scores, waiting included."""
     keep_replies_s: float = limit(600.0, least=0)
     """How long a reply is kept for a retry of its request."""
+    keep_replies_mb: float = limit(64.0, least=0)
+    """Replies kept at any time, in MB; the oldest go first."""
     drain_s: float = limit(120.0, least=0, most=86400)
     """Time for requests in progress after SIGTERM."""
     max_samples: int = limit(1024, least=1)
@@ -74,6 +84,10 @@ class ServiceConfig:
     """Height x width of an image or a frame."""
     max_request_pixels: int = limit(2**26, least=1)
     """Pixels of all images and frames of a request."""
+    max_request_frames: int = limit(8192, least=1)
+    """Images and frames of a request."""
+    max_metadata_mb: float = limit(4.0, above=0)
+    """Metadata of all samples of a request, in MB; it takes up to sixty times as much memory in a scorer."""
     scorers: dict[str, ScorerConfig] = field(default_factory=lambda: dict[str, ScorerConfig]())
     """Name of each scorer -> its settings."""
 
@@ -83,6 +97,8 @@ class ServiceConfig:
             max_samples=self.max_samples,
             max_image_pixels=self.max_image_pixels,
             max_request_pixels=self.max_request_pixels,
+            max_request_frames=self.max_request_frames,
+            max_metadata_bytes=int(self.max_metadata_mb * 1e6),
         )
 
 
@@ -108,6 +124,10 @@ def _problems(config: ServiceConfig) -> Iterator[Reason]:
         yield Reason(key="scorers", text="got none, expected one or more: a name, and the reward that it uses.")
     for name, scorer in config.scorers.items():
         yield from broken_limits(scorer, key=f"scorers.{name}")
+    for place, host in enumerate(config.hosts):
+        if not host or "*" in host.removeprefix("*.") or set(host) & set(":/ "):
+            text = f"got {host!r}, expected a name without a port, or `*.` and a domain."
+            yield Reason(key=f"hosts[{place}]", text=text)
     try:
         is_local = config.host == "localhost" or ipaddress.ip_address(config.host).is_loopback
     except ValueError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from unirl.reward_service.wire import sendable
+
 __all__ = ["STATUS", "ServiceError"]
 
 STATUS: Mapping[str, int] = {
@@ -12,8 +14,10 @@ STATUS: Mapping[str, int] = {
     "too_large": 413,
     "reward_failed": 422,
     "unauthorized": 401,
+    "forbidden": 403,
     "not_found": 404,
     "body_timeout": 408,
+    "head_timeout": 408,
     "id_reused": 409,
     "length_required": 411,
     "version_mismatch": 412,
@@ -29,7 +33,7 @@ STATUS: Mapping[str, int] = {
 
 class ServiceError(Exception):
     def __init__(self, code: str, message: str, *, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
+        super().__init__(sendable(message))
         assert code in STATUS, code
         self.code = code
         self.retry_after_s = retry_after_s

@@ -1,5 +1,7 @@
 """The process of one scorer: batches of request bodies on stdin, scores or errors on stdout, as frames of msgpack.
 
+A frame is its size and its bytes; a batch is the number of its bodies, and a frame for each.
+
 Pixels are decoded here: whatever hostile bytes do to a decoder ends this process and no other. It ends with the
 service, however that ends.
 """
@@ -7,6 +9,7 @@ service, however that ends.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import queue
 import struct
@@ -20,7 +23,7 @@ from unirl.core.cli.discovery import discover
 from unirl.core.errors import BatchError, RewardFailed, UniRLError
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.capability import Cap
-from unirl.reward_service.wire import ScoreRequest, decode, to_samples
+from unirl.reward_service.wire import ScoreRequest, decode, sendable, to_samples
 from unirl.reward_service.wire_pixels import WireError
 
 from .loading import LoadedReward, load_reward
@@ -41,21 +44,24 @@ def main() -> None:
             start["use"], start["settings"], device=start["device"], catalog=discover(), key=start["key"]
         )
     except Exception as error:
-        _send(replies, {"failed": str(error) if isinstance(error, UniRLError) else f"{type(error).__name__}: {error}"})
+        text = _text(error) if isinstance(error, UniRLError) else f"{type(error).__name__}: {_text(error)}"
+        _send(replies, {"failed": sendable(text)})
         raise SystemExit(1) from error
     _send(replies, {"ready": _described(loaded)})
-    batches: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    batches: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
     threading.Thread(target=_read_batches, args=(batches,), daemon=True).start()
     while True:
-        bodies = msgspec.msgpack.decode(batches.get(), type=list[bytes])
-        _send(replies, score_bodies(loaded, bodies))
+        _send(replies, score_bodies(loaded, batches.get()))
 
 
 def read_frame(stream: IO[bytes]) -> bytes:
     """The next frame. Raises EOFError at the end of the stream."""
-    size = stream.read(SIZE.size)
-    data = stream.read(SIZE.unpack(size)[0]) if len(size) == SIZE.size else b""
-    if not data:
+    return _exactly(stream, SIZE.unpack(_exactly(stream, SIZE.size))[0])
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
         raise EOFError
     return data
 
@@ -68,6 +74,8 @@ def score_bodies(loaded: LoadedReward, bodies: Sequence[bytes]) -> list[dict[str
     """
     results: list[dict[str, Any]] = [{} for _ in bodies]
     batches: dict[Any, list[tuple[int, ScoreInput]]] = {}
+    # Metadata may be millions of small values. They have no cycles, and looking for some takes longer than all else.
+    gc.disable()
     for index, body in enumerate(bodies):
         try:
             samples = to_samples(decode(body, ScoreRequest).samples)
@@ -75,9 +83,12 @@ def score_bodies(loaded: LoadedReward, bodies: Sequence[bytes]) -> list[dict[str
             results[index] = _error(error.code, str(error))
             continue
         batches.setdefault(_form(samples), []).append((index, samples))
+    gc.freeze()
+    gc.enable()
     for batch in batches.values():
         for index, result in zip((index for index, _ in batch), _score(loaded, [s for _, s in batch]), strict=True):
             results[index] = result
+    gc.unfreeze()
     return results
 
 
@@ -88,8 +99,8 @@ def _score(loaded: LoadedReward, batch: list[ScoreInput]) -> list[dict[str, Any]
         if len(batch) > 1:
             return [result for samples in batch for result in _score(loaded, [samples])]
         if isinstance(error, RewardFailed | BatchError):
-            return [_error("reward_failed", str(error))]
-        return [_error("reward_failed", f"reward.{loaded.spec.name}: raised {type(error).__name__}: {error}")]
+            return [_error("reward_failed", _text(error))]
+        return [_error("reward_failed", f"reward.{loaded.spec.name}: raised {type(error).__name__}: {_text(error)}")]
     return _split(scores, [len(samples.sample_ids) for samples in batch])
 
 
@@ -152,14 +163,23 @@ def _described(loaded: LoadedReward) -> dict[str, Any]:
 
 
 def _error(code: str, message: str) -> dict[str, Any]:
-    return {"error": [code, message]}
+    return {"error": [code, sendable(message)]}
 
 
-def _read_batches(batches: queue.SimpleQueue[bytes]) -> None:
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception as other:  # noqa: BLE001 - of a reward's own class of errors
+        return f"its message cannot be shown: {type(other).__name__}"
+
+
+def _read_batches(batches: queue.SimpleQueue[list[bytes]]) -> None:
     """Reads ahead, and ends the process with the service, also in the middle of a score."""
+    stream = sys.stdin.buffer
     try:
         while True:
-            batches.put(read_frame(sys.stdin.buffer))
+            (count,) = SIZE.unpack(_exactly(stream, SIZE.size))
+            batches.put([read_frame(stream) for _ in range(count)])
     except EOFError:
         os._exit(0)
 

@@ -48,7 +48,10 @@ class ScorerInfo(msgspec.Struct, frozen=True):
 
 @dataclass(kw_only=True, eq=False)
 class _Waiting:
-    request: ScoreRequest
+    id: str
+    version: str
+    """Version of the scorer that is expected; empty takes any."""
+    sample_ids: list[str]
     body: bytes
     reply: asyncio.Future[bytes]
     attempts: int = 0
@@ -57,7 +60,7 @@ class _Waiting:
 
     @property
     def num_samples(self) -> int:
-        return len(self.request.samples.sample_ids)
+        return len(self.sample_ids)
 
     def fail(self, error: ServiceError) -> None:
         if not self.reply.done():
@@ -72,15 +75,24 @@ class ScorerProcess:
     """For one event loop. `start` it, `submit` requests, `close` it."""
 
     def __init__(
-        self, name: str, config: ScorerConfig, *, environment: Mapping[str, str], timeout_s: float, metrics: Metrics
+        self,
+        name: str,
+        config: ScorerConfig,
+        *,
+        environment: Mapping[str, str],
+        timeout_s: float,
+        max_batch_bytes: int,
+        metrics: Metrics,
     ) -> None:
-        """environment: variables of its process.  timeout_s: longest time of a request, waiting included."""
+        """environment: variables of its process.  timeout_s: longest time of a request, waiting included.
+        max_batch_bytes: bodies that are joined; a larger one is one call."""
         self.name = name
         self.info: ScorerInfo | None = None
         """Description by the process that runs, or ran last; None before the first start."""
         self._config = config
         self._environment = environment
         self._timeout_s = timeout_s
+        self._max_batch_bytes = max_batch_bytes
         self._metrics = metrics
         self._process: Process | None = None
         self._is_up = asyncio.Event()
@@ -126,7 +138,13 @@ class ScorerProcess:
                 f"scorer {self.name!r}: {len(self._queue)} requests wait; try again later.",
                 retry_after_s=self._until_free_s(),
             )
-        waiting = _Waiting(request=request, body=body, reply=asyncio.get_running_loop().create_future())
+        waiting = _Waiting(
+            id=request.id,
+            version=request.version,
+            sample_ids=request.samples.sample_ids,
+            body=body,
+            reply=asyncio.get_running_loop().create_future(),
+        )
         timer = asyncio.get_running_loop().call_later(
             self._timeout_s,
             waiting.fail,
@@ -172,23 +190,25 @@ class ScorerProcess:
         if self._config.max_wait_s and sum(waiting.num_samples for waiting in self._queue) < most:
             await asyncio.sleep(self._config.max_wait_s)
         batch: list[_Waiting] = []
-        size = 0
+        size = size_bytes = 0
         while self._queue:
             waiting = self._queue[0]
             is_alone = waiting.attempts > 0 or (bool(batch) and batch[0].attempts > 0)
-            if batch and (is_alone or size + waiting.num_samples > most):
+            is_full = size + waiting.num_samples > most or size_bytes + len(waiting.body) > self._max_batch_bytes
+            if batch and (is_alone or is_full):
                 break
             self._queue.popleft()
             if not waiting.reply.done():
                 batch.append(waiting)
                 size += waiting.num_samples
+                size_bytes += len(waiting.body)
         self._metrics.queue.labels(self.name).set(len(self._queue))
         return batch
 
     def _has_version(self, waiting: _Waiting) -> bool:
         """Whether the process is of the version that the request expects; else it gets an error."""
         assert self.info is not None
-        expected = waiting.request.version
+        expected = waiting.version
         if expected in ("", self.info.version):
             return True
         text = (
@@ -202,11 +222,13 @@ class ScorerProcess:
         """Send a batch and wait for its replies. Raises _Ended when the process ended."""
         assert process.stdin is not None
         self._metrics.batch.labels(self.name).observe(sum(waiting.num_samples for waiting in batch))
-        data = msgspec.msgpack.encode([waiting.body for waiting in batch])
         try:
-            process.stdin.write(len(data).to_bytes(SIZE_BYTES, "big"))
-            process.stdin.write(data)
-            await process.stdin.drain()
+            process.stdin.write(len(batch).to_bytes(SIZE_BYTES, "big"))
+            for waiting in batch:
+                # One by one, since the rest of the service waits for what is copied here.
+                process.stdin.write(len(waiting.body).to_bytes(SIZE_BYTES, "big"))
+                process.stdin.write(waiting.body)
+                await process.stdin.drain()
             return msgspec.msgpack.decode(await _read_frame(process), type=list[dict[str, Any]])
         except (ConnectionError, asyncio.IncompleteReadError) as error:
             raise _Ended from error
@@ -232,15 +254,14 @@ class ScorerProcess:
             code, message = reply["error"]
             waiting.fail(ServiceError(code, message))
             return
-        request = waiting.request
         if waiting.reply.done():
             return
         message = ScoreReply(
             format=FORMAT,
-            id=request.id,
+            id=waiting.id,
             scorer=self.name,
             version=self.info.version,
-            sample_ids=request.samples.sample_ids,
+            sample_ids=waiting.sample_ids,
             values=reply["values"],
             parts=reply["parts"],
             scored=reply["scored"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -15,8 +16,16 @@ from unirl.core.errors import RecipeError, RunFailed
 
 from .app import Service, make_app
 from .config import ServiceConfig
+from .connections import ConnectionLimits, protocol
 
 __all__ = ["serve"]
+
+KEPT_FILES, FILES_OF_SCORER = 64, 8
+"""Open files that are not for connections: those of the service, and of each scorer's process."""
+ACCEPTED_AT_ONCE = 8
+"""Connections accepted before the first of them is counted; within `KEPT_FILES`."""
+WAITING_CONNECTIONS = 4096
+"""Connections that the kernel keeps until they are accepted."""
 
 
 def serve(config: ServiceConfig, *, with_stdin: bool = False) -> None:
@@ -45,9 +54,10 @@ def api_keys(config: ServiceConfig) -> list[str]:
 
 
 async def _serve(config: ServiceConfig, *, keys: list[str], with_stdin: bool) -> None:
+    max_connections = _max_connections(config)
     listening = _listening(config)
     service = Service(config, keys=keys)
-    server = _Server(service, config)
+    server = _Server(service, config, max_connections=max_connections)
     stop = asyncio.create_task(server.wait_for_signal())
     start = asyncio.create_task(service.start())
     await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -71,19 +81,36 @@ async def _serve(config: ServiceConfig, *, keys: list[str], with_stdin: bool) ->
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, service: Service, config: ServiceConfig) -> None:
+    def __init__(self, service: Service, config: ServiceConfig, *, max_connections: int) -> None:
+        limits = ConnectionLimits(
+            max_connections=max_connections,
+            head_timeout_s=config.head_timeout_s,
+            body_timeout_s=config.body_timeout_s,
+            # Room for framing, and for a body that is refused and dropped.
+            max_body_bytes=2 * service.max_body_bytes,
+        )
         settings = uvicorn.Config(
             make_app(service),
+            http=protocol(limits),
+            ws="none",
             log_config=None,
+            # Its warnings are a line for each malformed request, from whoever reaches the port.
+            log_level="error",
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=int(config.drain_s),
             # A run is silent while it generates and trains.
             timeout_keep_alive=75,
-            backlog=4096,
+            # asyncio accepts as many before it looks at any; the socket gets its own number below.
+            backlog=ACCEPTED_AT_ONCE,
         )
         super().__init__(settings)
         self._service = service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(WAITING_CONNECTIONS)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Load balancers see it at once; requests on connections that are open are refused, for another replica.
@@ -109,11 +136,26 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
+def _max_connections(config: ServiceConfig) -> int:
+    """Connections that may be open at any time: those of the settings, or as many as open files allow."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return config.max_connections
+    kept = KEPT_FILES + FILES_OF_SCORER * len(config.scorers)
+    if files <= kept:
+        raise RunFailed(
+            f"max_connections: this process may open {files} files, expected more than {kept}. Raise `ulimit -n`."
+        )
+    return min(config.max_connections, files - kept)
+
+
 def _listening(config: ServiceConfig) -> socket.socket:
     """The socket, before any scorer is started: a port that is taken is said at once."""
     try:
         return socket.create_server(
-            (config.host, config.port), backlog=4096, family=socket.AF_INET6 if ":" in config.host else socket.AF_INET
+            (config.host, config.port),
+            backlog=WAITING_CONNECTIONS,
+            family=socket.AF_INET6 if ":" in config.host else socket.AF_INET,
         )
     except OSError as error:
         raise RunFailed(f"host: {config.host} port {config.port}: {error.strerror or error}.") from error

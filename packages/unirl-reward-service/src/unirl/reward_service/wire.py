@@ -27,8 +27,8 @@ from .wire_pixels import (
     Raw,
     WireError,
     check_pixel_range,
-    opened_image,
     packed,
+    stated_size,
     unpacked,
 )
 
@@ -43,6 +43,7 @@ __all__ = [
     "encode",
     "from_samples",
     "read_request",
+    "sendable",
     "to_samples",
     "to_scores",
 ]
@@ -56,6 +57,10 @@ Text = bytes
 Name = Annotated[str, msgspec.Meta(max_length=512)]
 RequestId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 T = TypeVar("T", bound="_Message")
+Rows = msgspec.Meta(max_length=2**16)
+"""Checked before any entry is read, as the limits of a service cannot be."""
+LONGEST_TEXT = 4000
+"""Characters of an error's message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +72,10 @@ class WireLimits:
     """Height x width of an image or a frame."""
     max_request_pixels: int = 2**26
     """Pixels of all images and frames of a request, sources of its samples included: what its body unpacks to."""
+    max_request_frames: int = 8192
+    """Images and frames of a request, sources included."""
+    max_metadata_bytes: int = 4_000_000
+    """Metadata of all samples of a request."""
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,21 +88,22 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WireSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A `ScoreInput`: each list has one entry per sample."""
 
-    sample_ids: list[Name]
-    group_ids: list[Name]
-    input_ids: list[Name]
-    prompts: list[Text]
-    texts: list[Text]
-    metadata: list[dict[str, Any]]
-    status: list[int] | None = None
-    lengths: list[int] | None = None
+    sample_ids: Annotated[list[Name], Rows]
+    group_ids: Annotated[list[Name], Rows]
+    input_ids: Annotated[list[Name], Rows]
+    prompts: Annotated[list[Text], Rows]
+    texts: Annotated[list[Text], Rows]
+    metadata: Annotated[list[msgspec.Raw], Rows]
+    """A map each, read by the scorer: a byte of it may become an object of sixty."""
+    status: Annotated[list[int], Rows] | None = None
+    lengths: Annotated[list[int], Rows] | None = None
     kind: Literal["image", "video", "text", "audio"] | None = None
     """Kind of the media; None for samples without."""
     rate: float | None = None
-    media: list[Raw | Encoded] | None = None
+    media: Annotated[list[Raw | Encoded], Rows] | None = None
     """None for texts, which are in `completions`."""
-    completions: list[Text] | None = None
-    sources: dict[Name, Annotated[list[Source], msgspec.Meta(min_length=1)]] = {}
+    completions: Annotated[list[Text], Rows] | None = None
+    sources: Annotated[dict[Name, Annotated[list[Source], msgspec.Meta(min_length=1, max_length=1024)]], Rows] = {}
     """Input id -> the images that its samples are made from, in order; an id without any is left out."""
 
 
@@ -127,8 +137,12 @@ class ScoreReply(_Message, frozen=True, forbid_unknown_fields=True):
 
 def encode(message: msgspec.Struct) -> bytes:
     """The message as msgpack. Raises WireError for values that msgpack does not have, such as those of metadata."""
+    return _encoded(message)
+
+
+def _encoded(value: object) -> bytes:
     try:
-        return msgspec.msgpack.encode(message)
+        return msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise WireError("bad_request", f"a value cannot be sent: {error}") from error
 
@@ -143,6 +157,11 @@ def decode(data: bytes, kind: type[T]) -> T:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise WireError("bad_request", f"not a valid {kind.__name__}: {error}") from error
     raise WireError("bad_request", f"format: got {given}, expected {FORMAT}; update the older side.")
+
+
+def sendable(text: str) -> str:
+    """The text as messages and replies can hold it: lone surrogates are escaped, and its end is cut off."""
+    return text[:LONGEST_TEXT].encode("utf-8", "backslashreplace").decode()
 
 
 def read_request(body: bytes, *, limits: WireLimits) -> ScoreRequest:
@@ -167,6 +186,13 @@ def read_request(body: bytes, *, limits: WireLimits) -> ScoreRequest:
         if (lists[name] is not None) != bool(has):
             state = "missing" if has else "not expected"
             raise WireError("bad_request", f"samples.{name}: {state} with kind {samples.kind!r}.")
+    size = sum(memoryview(entry).nbytes for entry in samples.metadata)
+    if size > limits.max_metadata_bytes:
+        raise WireError(
+            "too_large",
+            f"samples.metadata: got {size} bytes, expected at most {limits.max_metadata_bytes}; send fewer samples in "
+            "one, or raise `max_metadata_mb` of the service.",
+        )
     if unknown := samples.sources.keys() - set(samples.input_ids):
         raise WireError("bad_request", f"samples.sources: got {min(unknown)!r}, which no sample has as its input id.")
     _check_pixels(samples, limits)
@@ -192,7 +218,7 @@ def from_samples(samples: ScoreInput, *, codec: Codec) -> WireSamples:
         input_ids=list(samples.inputs.ids),
         prompts=[_to_text(text) for text in samples.inputs.prompts],
         texts=[_to_text(text) for text in samples.inputs.texts],
-        metadata=[dict(metadata) for metadata in samples.metadata],
+        metadata=[msgspec.Raw(_encoded(dict(metadata))) for metadata in samples.metadata],
         status=None if samples.status is None else [int(status) for status in samples.status],
         lengths=None if samples.lengths is None else list(samples.lengths),
         kind=None if media is None else media.kind,
@@ -220,14 +246,14 @@ def to_samples(wire: WireSamples) -> ScoreInput:
                 texts=tuple(_from_text(text) for text in wire.texts),
                 media=tuple(sources.get(name, ()) for name in wire.input_ids),
             ),
-            metadata=tuple(wire.metadata),
+            metadata=tuple(msgspec.msgpack.decode(entry, type=dict[str, Any]) for entry in wire.metadata),
             media=_media(wire),
             status=None if wire.status is None else tuple(Status(status) for status in wire.status),
             lengths=None if wire.lengths is None else tuple(wire.lengths),
         )
     except WireError:
         raise
-    except (BatchError, ValueError) as error:
+    except (BatchError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise WireError("bad_request", f"samples: {error}") from error
 
 
@@ -264,7 +290,7 @@ def to_scores(reply: ScoreReply, *, sample_ids: Sequence[str], request_id: str) 
 
 
 def _check_pixels(samples: WireSamples, limits: WireLimits) -> None:
-    total = 0
+    num_pixels = num_frames = 0
     entries = [(f"samples.media[{row}]", str(samples.kind), entry) for row, entry in enumerate(samples.media or ())]
     for name, images in samples.sources.items():
         entries += [(f"samples.sources[{name!r}][{place}]", "image", one.pixels) for place, one in enumerate(images)]
@@ -277,23 +303,33 @@ def _check_pixels(samples: WireSamples, limits: WireLimits) -> None:
                     f"{where}: got {len(entry.data)} bytes for {entry.dtype} {entry.shape}, expected {size} bytes and "
                     f"{NUM_DIMS[kind]} dims ({kind}).",
                 )
-            sizes = [] if kind == "audio" else [(entry.shape[-1], entry.shape[-2])]
-            sizes *= entry.shape[0] if kind == "video" else 1
+            count = {"video": entry.shape[0], "audio": 0}.get(kind, 1)
         elif kind == "audio" or (kind == "image" and len(entry.files) != 1):
             raise WireError("bad_media", f"{where}: got {len(entry.files)} image files for {kind}.")
         else:
-            sizes = [opened_image(file, entry.codec, where=where).size for file in entry.files]
+            count = len(entry.files)
+        num_frames += count
+        if num_frames > limits.max_request_frames:
+            raise WireError(
+                "too_large",
+                f"samples: got more than {limits.max_request_frames} images and frames, expected at most as many in a "
+                "request; send fewer samples in one.",
+            )
+        if isinstance(entry, Raw):
+            sizes, times = [(entry.shape[-1], entry.shape[-2])][:count], count
+        else:
+            sizes, times = [stated_size(file, entry.codec, where=where) for file in entry.files], 1
         for width, height in sizes:
-            total += width * height
+            num_pixels += width * height * times
             if width * height > limits.max_image_pixels:
                 raise WireError(
                     "too_large",
                     f"{where}: got {width} x {height} pixels, expected at most {limits.max_image_pixels} in an image.",
                 )
-    if total > limits.max_request_pixels:
+    if num_pixels > limits.max_request_pixels:
         raise WireError(
             "too_large",
-            f"samples: got {total} pixels, expected at most {limits.max_request_pixels} in a request; send fewer "
+            f"samples: got {num_pixels} pixels, expected at most {limits.max_request_pixels} in a request; send fewer "
             "samples in one.",
         )
 

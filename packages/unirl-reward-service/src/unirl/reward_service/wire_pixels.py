@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -20,13 +21,14 @@ __all__ = [
     "Raw",
     "WireError",
     "check_pixel_range",
-    "opened_image",
     "packed",
+    "stated_size",
     "unpacked",
 ]
 
 Codec = Literal["raw", "png", "webp"]
 ITEM_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+PNG = b"\x89PNG\r\n\x1a\n"
 SLACK = 1e-4
 """Rounding that a decoder may leave outside [0, 1]."""
 
@@ -54,10 +56,36 @@ class Encoded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="file
     files: Annotated[list[bytes], msgspec.Meta(min_length=1)]
 
 
-def opened_image(file: bytes, codec: str, *, where: str) -> Image:
-    """The image with its header read, and its pixels not yet."""
+def stated_size(file: bytes, codec: str, *, where: str) -> tuple[int, int]:
+    """Width and height by the header of an image file, in a time that its size and content do not change.
+
+    Pillow reads, and unpacks, all metadata of a file to tell its size.
+    """
+    size = (0, 0)
+    if codec == "png" and file[:8] == PNG and file[8:16] == b"\0\0\0\rIHDR" and len(file) >= 24:
+        size = struct.unpack_from(">II", file, 16)
+    elif codec == "webp" and file[:4] == b"RIFF" and file[8:12] == b"WEBP" and len(file) >= 30:
+        kind, low = file[12:16], 0x3FFF
+        if kind == b"VP8X":
+            size = (1 + int.from_bytes(file[24:27], "little"), 1 + int.from_bytes(file[27:30], "little"))
+        elif kind == b"VP8L" and file[20] == 0x2F:
+            bits = int.from_bytes(file[21:25], "little")
+            size = (1 + (bits & low), 1 + (bits >> 14 & low))
+        elif kind == b"VP8 " and file[23:26] == b"\x9d\x01\x2a":
+            width, height = struct.unpack_from("<HH", file, 26)
+            size = (width & low, height & low)
+    if not all(size):
+        raise WireError("bad_media", f"{where}: not a {codec} file: its header cannot be read.")
+    return size
+
+
+def _opened(file: bytes, codec: str, *, where: str) -> Image:
+    """The image of the size that its header states; its pixels are not decoded yet."""
     from PIL import Image
 
+    size = stated_size(file, codec, where=where)
+    if codec == "png":
+        file = _pixels_alone(file, where=where)
     try:
         image = Image.open(io.BytesIO(file), formats=[codec.upper()])
         frames = int(getattr(image, "n_frames", 1))
@@ -67,7 +95,28 @@ def opened_image(file: bytes, codec: str, *, where: str) -> Image:
         raise WireError("bad_media", f"{where}: not a {codec} file: {_said(error)}.") from error
     if frames != 1 or image.mode != "RGB":
         raise WireError("bad_media", f"{where}: got {frames} frames of {image.mode}, expected one of RGB, 8 bits each.")
+    if image.size != size:
+        raise WireError("bad_media", f"{where}: got a {codec} file of {image.size}, expected {size} by its header.")
     return image
+
+
+def _pixels_alone(file: bytes, *, where: str) -> bytes:
+    """A PNG without texts, profiles and other metadata, which would be unpacked and are not used."""
+    most = 64 + len(file) // 1024
+    kept, at, count, is_changed = [PNG], len(PNG), 0, False
+    while at + 8 <= len(file):
+        size, kind = struct.unpack_from(">I4s", file, at)
+        count += 1
+        if count > most:
+            raise WireError("too_large", f"{where}: got more than {most} chunks in a png file of {len(file)} bytes.")
+        if kind == b"acTL":
+            raise WireError("bad_media", f"{where}: got an animated png file, expected one frame.")
+        if kind in (b"IHDR", b"IDAT", b"IEND"):
+            kept.append(file[at : at + 12 + size])
+        else:
+            is_changed = True
+        at += 12 + size
+    return b"".join(kept) if is_changed else file
 
 
 def packed(array: Tensor, kind: MediaKind, *, codec: Codec, name: str) -> Raw | Encoded:
@@ -112,7 +161,7 @@ def unpacked(entry: Raw | Encoded, kind: MediaKind, *, where: str) -> Tensor:
         return torch.frombuffer(bytearray(entry.data), dtype=getattr(torch, entry.dtype)).reshape(entry.shape)
     frames: list[Tensor] = []
     for file in entry.files:
-        image = opened_image(file, entry.codec, where=where)
+        image = _opened(file, entry.codec, where=where)
         try:
             pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         except Exception as error:  # As above: truncated or damaged pixels.

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 import httpx
+import msgspec
 from unirl.core.errors import RewardFailed
+from unirl.reward_service.wire import sendable
 
 if TYPE_CHECKING:
     from .config import RemoteConfig
 
-__all__ = ["Replicas", "ScorerInfo", "described"]
+__all__ = ["Replicas", "ScorerInfo", "described", "error_of"]
 
 RETRIED = (429, 503)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
@@ -121,7 +123,7 @@ class Replicas:
             if reply.status_code == 200:
                 self._done(replica)
                 return reply.content
-            code, message = _error_of(reply)
+            code, message = error_of(reply)
             if reply.status_code not in RETRIED:
                 self._done(replica)
                 raise RewardFailed(f"reward.remote: {replica.url} refused a request: {code}: {message}")
@@ -161,13 +163,21 @@ class Replicas:
         """None where it does not answer, or where the scorer is still starting."""
         try:
             reply = self._http.get(f"{replica.url}/v1/scorers/{quote(self._config.scorer, safe='')}")
-            content = cast("dict[str, Any]", reply.json())
-        except (httpx.TransportError, ValueError) as error:
+        except httpx.TransportError as error:
             replica.last_error = f"{type(error).__name__}: {error}"
             return None
         if reply.status_code != 200:
-            code, message = _error_of(reply)
+            code, message = error_of(reply)
+            if reply.status_code in RETRIED or reply.status_code >= 500:
+                replica.last_error = f"{code}: {message}"
+                return None
             raise RewardFailed(f"reward.remote.urls: {replica.url} refused a request: {code}: {message}")
+        try:
+            # Not as JSON alone: that has strings which neither a log nor a terminal can hold.
+            content = msgspec.json.decode(reply.content, type=dict[str, Any])
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            replica.last_error = f"{type(error).__name__}: {error}"
+            return None
         if "version" not in content:
             replica.last_error = "the scorer is starting"
             return None
@@ -199,11 +209,12 @@ def described(config: RemoteConfig) -> ScorerInfo:
         replicas.close()
 
 
-def _error_of(reply: httpx.Response) -> tuple[str, str]:
+def error_of(reply: httpx.Response) -> tuple[str, str]:
+    """Code and message of a refusal, whoever sent it."""
     try:
         error = cast("Mapping[str, Any]", reply.json()["error"])
-        return str(error["code"]), str(error["message"])
-    except (ValueError, KeyError, TypeError):
+        return sendable(str(error["code"])), sendable(str(error["message"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
         return str(reply.status_code), reply.text[:200] or "no message"
 
 
