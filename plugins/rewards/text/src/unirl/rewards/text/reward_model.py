@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
-from unirl.model_host.model_files import no_progress_bars
+from unirl.model_host.model_files import check_contained, no_progress_bars
 
 from .config import RewardModelConfig
 
@@ -143,6 +143,7 @@ def _encodable(text: str) -> str:
 def _folder(config: RewardModelConfig) -> Path:
     folder = Path(config.path).expanduser()
     if folder.is_dir():
+        check_contained(folder, key=f"{_NAME}.path")
         return folder
     try:
         return Path(snapshot_download(config.path, revision=config.revision, allow_patterns=_FILES))
