@@ -24,6 +24,7 @@ START = {
     **{"kind": "run_started", "step": 0, "time": 1.5, "name": "n", "recipe": "r", "plan_hash": "h", "steps": 2},
     **{"resolved": {"run": {"seed": 1}}, "versions": {"unirl-core": "1"}, "predicted": {"image": {"rows": 3}}},
     "stages": [STAGE],
+    "evaluation": {"seed": 7, "policy": "live", "stages": {"a": {"kernel": "euler", "eta": 0.0}}},
 }
 STEP = {"kind": "step", "step": 1, "time": 2.5, "metrics": {"loss": 0.5}, "phases": {"train": 0.25}}
 EVALUATED = {**STEP, "kind": "evaluated", "step": 0}
@@ -81,6 +82,14 @@ def test_the_run_that_the_attacks_change_has_a_page(tmp_path: Path) -> None:
         (START, ("stages", 0, "rewards"), [1], "stages[0].rewards: got a list, expected a list of texts"),
         (START, ("stages", 0, "name"), ["a"], "stages[0].name: got a list, expected a text"),
         (START, ("stages", 0, "parent"), 1, "stages[0].parent: got 1, expected a text"),
+        (START, ("evaluation", "seed"), [7], "evaluation.seed: got a list, expected a text or a number"),
+        (
+            START,
+            ("evaluation", "stages", "a", "eta"),
+            None,
+            "evaluation.stages.a.eta: got None, expected a text or a n",
+        ),
+        (EVALUATED, ("samples",), -1, "samples: got -1, expected a whole number"),
         (STEP, ("metrics",), None, "metrics: got None, expected an object"),
         (STEP, ("metrics",), [0.5], "metrics: got a list, expected an object"),
         (STEP, ("metrics", "loss"), "0.5", "metrics.loss: got '0.5', expected a number"),
@@ -228,6 +237,7 @@ def test_odd_names_and_numbers_have_a_page_without_markup_of_theirs(tmp_path: Pa
         **{"name": ODD, "recipe": ODD, "plan_hash": ODD, "steps": 2**53, "versions": {ODD: ODD}},
         **{"predicted": {ODD: {"generate_share": 1e100, "stored_bytes": 1e100}}},
         "stages": [{**STAGE, "name": ODD, "model": ODD, "rewards": [ODD]}, {**STAGE, "name": "b", "parent": ODD}],
+        "evaluation": {ODD: ODD, "stages": {ODD: {ODD: ODD}, "b": {"eta": float("nan")}}},
         "resolved": {"algorithm": 3, "data": [], "tracker": None, ODD: ODD},
     }
     media = changed(changed(IMAGES, ("samples", 0, "prompt"), ODD), ("samples", 0, "reward"), float("inf"))

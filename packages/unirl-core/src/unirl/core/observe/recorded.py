@@ -73,6 +73,13 @@ class Recorded:
         section = self.section(key)
         return {name: section.number(name, most=most) for name in section.values}
 
+    def label(self, key: str) -> str:
+        """A text or a number, as it is shown."""
+        value = self.values.get(key)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            return self._refuse(key, "a text or a number")
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
     def section(self, key: str) -> Recorded:
         """An object in this one; an empty one for an absent key."""
         value = self.values.get(key, {})

@@ -48,6 +48,7 @@ class Evaluation:
     step: int
     metrics: Mapping[str, float]
     phases: Mapping[str, float]
+    num_samples: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,10 @@ class RunHistory:
     """Key path -> source and detail."""
     stages: Sequence[Mapping[str, Any]] = ()
     """As `unirl.core.observe.stages.stage_facts` gives them; parents before their children."""
+    evaluation: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Settings of evaluations, as `unirl.core.observe.stages.evaluation_facts` gives them, without those of stages."""
+    samplers: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Stage -> settings of the sampler of evaluations."""
     predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
     """Track -> counts of one step and `generate_share`, by formula."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -172,7 +177,12 @@ def _from_events(folder: Path, events: list[Event]) -> RunHistory:
         elif event.kind == "step":
             steps[event.step] = StepRow(step=event.step, metrics=data.numbers("metrics"), phases=_phases(data))
         elif event.kind == "evaluated":
-            evaluations[event.step] = Evaluation(step=event.step, metrics=data.numbers("metrics"), phases=_phases(data))
+            evaluations[event.step] = Evaluation(
+                step=event.step,
+                metrics=data.numbers("metrics"),
+                phases=_phases(data),
+                num_samples=data.optional_count("samples"),
+            )
         elif event.kind == "checkpoint_saved":
             checkpoints[event.step] = SavedCheckpoint(
                 step=event.step,
@@ -203,6 +213,11 @@ def _start(history: RunHistory, data: Recorded) -> None:
     history.predicted = {track: predicted.numbers(track, most=LARGEST) for track in predicted.values}
     versions = data.section("versions")
     history.versions = {dist: versions.text(dist) for dist in versions.values}
+    evaluation = data.section("evaluation")
+    history.evaluation = {name: evaluation.label(name) for name in evaluation.values if name != "stages"}
+    samplers = evaluation.section("stages")
+    settings = {stage: samplers.section(stage) for stage in samplers.values}
+    history.samplers = {stage: {name: own.label(name) for name in own.values} for stage, own in settings.items()}
     stages = data.sections("stages")
     if len(stages) > MOST_STAGES:
         raise ValueError(f"{data.where}: stages: got {len(stages)}, expected at most {MOST_STAGES}.")
