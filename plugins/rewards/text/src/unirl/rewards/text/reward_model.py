@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download
-from jinja2 import TemplateError
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
@@ -16,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
+from unirl.model_host.chat_templates import render_chat
 from unirl.model_host.model_files import check_contained, no_progress_bars
 
 from .config import RewardModelConfig
@@ -120,12 +120,9 @@ class RewardModel:
             system = [{"role": "system", "content": config.system}] if config.system else []
             turns = [*system, {"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
             try:
-                chat = self._tokenizer.apply_chat_template(turns, tokenize=False)
-            except TemplateError as error:
-                raise RewardFailed(
-                    f"{_NAME}.template: the checkpoint's chat template fails on sample "
-                    f"{samples.sample_ids[row]!r}: {error}"
-                ) from error
+                chat = render_chat(self._tokenizer, turns, key=f"{_NAME}.template")
+            except RecipeError as error:
+                raise RewardFailed(f"{error} (sample {samples.sample_ids[row]!r})") from error
             # The template writes the special tokens itself.
             tokens: list[int] = self._tokenizer(chat, add_special_tokens=False, verbose=False)["input_ids"]
             kept = tokens[-config.max_length :] if config.keep == "end" else tokens[: config.max_length]
