@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from importlib import import_module
-from threading import RLock
+from threading import Lock, local
 from typing import Any, cast
 
 from jinja2 import Template, TemplateError, TemplateRuntimeError, nodes, pass_context, pass_environment
@@ -59,37 +59,52 @@ FAILURES = (
 )  # fmt: skip
 """What a template may raise that does not suit its conversation, or Jinja."""
 
-_lock = RLock()
+_swap = Lock()
+_inside: list[Any] = []
+"""transformers' own function, once for each block that is running."""
+_thread = local()
 
 
-def render_chat(renderer: Any, conversation: Any, *, key: str, **settings: Any) -> Any:
+def render_chat(renderer: Any, conversation: Any, *, key: str, sample: str = "", **settings: Any) -> Any:
     """`apply_chat_template` of a tokenizer or a processor, within the limits; its text, or texts of several.
 
-    key: of the setting that asks for it, for errors.  settings: as transformers takes them.
+    key: of the setting that asks for it, and sample: its id, for errors.  settings: as transformers takes them.
     Raises RecipeError for a template that fails, or takes or makes too much.
     """
-    try:
-        with bounded_templates():
+    with bounded_templates():
+        try:
             return renderer.apply_chat_template(conversation, tokenize=False, **settings)
-    except FAILURES as error:
-        text = str(error) or type(error).__name__
-        raise RecipeError(f"{key}: the checkpoint's chat template fails: {text[:500]}") from error
+        except FAILURES as error:
+            raise _failure(error, key=key, sample=sample) from error
 
 
 @contextmanager
 def bounded_templates() -> Generator[None]:
-    """Within the block transformers renders templates within the limits, with its own filters and variables.
+    """Within the block transformers renders templates within the limits, with its own filters and variables; whoever
+    calls it, such as a pipeline of diffusers.
 
-    Raises jinja2.TemplateRuntimeError for a template that exceeds one. One thread at a time.
+    Raises RecipeError, key `model.path`, for a template that fails.
     """
     library: Any = import_module("transformers.utils.chat_template_utils")
-    with _lock:
-        plain = library._compile_jinja_template
+    with _swap:
+        plain = _inside[0] if _inside else library._compile_jinja_template
+        _inside.append(plain)
         library._compile_jinja_template = lambda text: _compiled(text, plain)
-        try:
-            yield
-        finally:
-            library._compile_jinja_template = plain
+    try:
+        yield
+    except TemplateError as error:
+        raise _failure(error, key="model.path") from error
+    finally:
+        with _swap:
+            _inside.pop()
+            if not _inside:
+                library._compile_jinja_template = plain
+
+
+def _failure(error: BaseException, *, key: str, sample: str = "") -> RecipeError:
+    text = (str(error) or type(error).__name__)[:500]
+    where = f" on sample {sample!r}" if sample else ""
+    return RecipeError(f"{key}: the checkpoint's chat template fails{where}: {text}")
 
 
 @lru_cache(maxsize=32)
@@ -99,7 +114,26 @@ def _compiled(text: str, plain: Callable[[str], Template]) -> Template:
     # The environment that transformers makes, whatever its version adds to it.
     environment = object.__new__(_Environment)
     environment.restrict(plain("").environment)
-    return environment.from_string(text)
+    with _limited(0):
+        return environment.from_string(text)
+
+
+@contextmanager
+def _limited(given: int) -> Generator[_Limits]:
+    """The limits of what this thread does in the block, for a conversation of this size.
+
+    Raises TemplateError for whatever a template may raise.
+    """
+    before = getattr(_thread, "limits", None)
+    _thread.limits = _Limits(given)
+    try:
+        yield _thread.limits
+    except TemplateError:
+        raise
+    except FAILURES as error:
+        raise TemplateRuntimeError(str(error) or type(error).__name__) from error
+    finally:
+        _thread.limits = before
 
 
 class _Limits:
@@ -171,22 +205,23 @@ class _Limits:
 
 class _Template(Template):
     def render(self, *args: Any, **kwargs: Any) -> str:
-        environment = cast("_Environment", self.environment)
-        environment.limits = _Limits(0)
-        environment.limits = _Limits(_given(kwargs))
-        return environment.limits.hold(super().render(*args, **kwargs))
+        with _limited(_given(kwargs)) as limits:
+            return limits.hold(super().render(*args, **kwargs))
 
 
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "*", "%", "**"))
     template_class = _Template
-    limits: _Limits
+
+    @property
+    def limits(self) -> _Limits:
+        return _thread.limits
 
     def restrict(self, plain: Any) -> None:
         """Take over an environment, and hold its filters to the limits."""
         self.__dict__.update(plain.__dict__)
         # A value that is folded into a constant is made before anything can be counted.
-        self.optimized, self.finalize, self.limits = False, _shown, _Limits(0)
+        self.optimized, self.finalize = False, _shown
         filters = {name: value for name, value in plain.filters.items() if name not in LEFT_OUT}
         self.filters = {"_held": _hold, **{name: _held(name, function) for name, function in filters.items()}}
         self.globals = {name: value for name, value in plain.globals.items() if name not in LEFT_OUT}

@@ -120,9 +120,9 @@ class RewardModel:
             system = [{"role": "system", "content": config.system}] if config.system else []
             turns = [*system, {"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
             try:
-                chat = render_chat(self._tokenizer, turns, key=f"{_NAME}.template")
+                chat = render_chat(self._tokenizer, turns, key=f"{_NAME}.template", sample=samples.sample_ids[row])
             except RecipeError as error:
-                raise RewardFailed(f"{error} (sample {samples.sample_ids[row]!r})") from error
+                raise RewardFailed(str(error)) from error
             # The template writes the special tokens itself.
             tokens: list[int] = self._tokenizer(chat, add_special_tokens=False, verbose=False)["input_ids"]
             kept = tokens[-config.max_length :] if config.keep == "end" else tokens[: config.max_length]
