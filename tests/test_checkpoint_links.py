@@ -1,8 +1,10 @@
-"""Checkpoints with links out of their folder: refused by name wherever a checkpoint is read, and never exported."""
+"""Checkpoints of someone else: links out of their folder are refused by name and never exported; chat templates end."""
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,8 @@ from unirl.core.cli import main
 from unirl.core.errors import RecipeError
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.engine_host.checkpoint_folder import diffusers_folder, transformers_folder
 from unirl.engine_host.config import ExternalConfig
 from unirl.loop.build import build_parts
@@ -128,3 +132,51 @@ def test_a_checkpoint_of_the_hubs_cache_is_trained_planned_and_exported(
     assert not any(path.is_symlink() for path in to.rglob("*"))
     with hollow.hollow(ExternalConfig(path=str(snapshot)), key="path", folder=snapshot) as config:
         assert config.path == str(snapshot)
+
+
+def encoded(name: str, folder: Path, part: str, template: str) -> None:
+    """Encode a prompt with the miniature of a model whose chat template is this one."""
+    catalog = Catalog.discover()
+    spec: Any = catalog.get("model", name).spec
+    catalog.resolve(spec.tiny.write)(folder, seed=0)
+    settings = folder / part / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
+    (folder / part / "chat_template.jinja").write_text(template)
+    sampling: Any = TextSamplingConfig if "text" in spec.tracks else LatentSamplingConfig
+    config = catalog.resolve(spec.config)(path=str(folder), **({} if "text" in spec.tracks else {"dtype": "float32"}))
+    model: Any = catalog.resolve(spec.build)(config, device="cpu")
+    prompt = Inputs(ids=("a",), prompts=("a cat",), texts=("a cat",), media=((),))
+    if sampling is TextSamplingConfig:
+        model.prompt_tokens(prompt, sampling=sampling(**spec.tiny.sampling))
+    else:
+        model.encode(prompt, sampling=sampling(**spec.tiny.sampling))
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [*((name, "") for name in ("qwen3", "causal-lm")), *((name, "tokenizer") for name in ("z-image", "flux2-klein"))],
+)
+@pytest.mark.parametrize("bomb", ["{% for i in range(10**9) %}{% endfor %}", "{{ 'x' * 10**9 }}"])
+def test_a_chat_template_without_end_is_refused_where_it_is_rendered(
+    tmp_path: Path, name: str, part: str, bomb: str
+) -> None:
+    started = time.thread_time()
+    with pytest.raises(RecipeError, match=r"chat template fails: (Range too big|it repeats a value to more than)"):
+        encoded(name, tmp_path, part, f"{bomb}enable_thinking" if not part else bomb)
+    assert time.thread_time() - started < 20
+
+
+def test_a_template_that_a_pipeline_renders_itself_is_refused_too(tmp_path: Path) -> None:
+    """The checks when the checkpoint is loaded see nothing of it: it waits for the prompt."""
+    from unirl.models.hunyuan_video15 import tiny
+
+    source = tmp_path / "plain"
+    tiny.write(source, seed=0)
+    plain = (source / "tokenizer" / "chat_template.jinja").read_text()
+    with pytest.raises(RecipeError, match="chat template fails: it repeats a value to more than"):
+        encoded(
+            "hunyuan-video15",
+            tmp_path / "own",
+            "tokenizer",
+            "{% if 'cat' in messages|tojson %}{{ 'x' * 10**9 }}{% endif %}" + plain,
+        )
