@@ -47,7 +47,7 @@ FEATURES = """{#- of published templates -#}
 {{ block|length }} {{ block }} {{ dict(a=1, **{'b': 2}) }} {{ 3 * '-' }} {{ 2 ** 10 }} {{ [1, 2] + [3] }} {{ 7 // 2 }}
 {%- filter upper %}x{{ messages|map(attribute='role')|list|first }}{% endfilter -%}
 {%- for row in [[1, [2]], [3]] recursive %}({{ loop(row) if row is iterable else row }}){% endfor -%}
-{{ missing is defined }} {{ missing }} {{ messages|length }} {{ enable_thinking|default(true) }} {{ tools }}
+{{ [1, 2]|sum }}{{ missing is defined }} {{ missing }} {{ messages|length }} {{ enable_thinking|default(true) }} {{ tools }}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from importlib import import_module
@@ -51,7 +51,7 @@ GROWING = (
 )
 """Filters and methods that make as much as their arguments' sizes multiplied."""
 FORMATS = ("format", "format_map", "strftime_now")
-LEFT_OUT = ("lipsum", "pprint", "sum", "urlize", "wordwrap")
+LEFT_OUT = ("lipsum", "pprint", "urlize", "wordwrap")
 """Functions and filters whose time grows with the square of what they are given. No published template uses them."""
 FAILURES = (
     TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, SyntaxError,
@@ -178,9 +178,11 @@ class _Limits:
                 raise TemplateRuntimeError(f"it makes a value of more than {VALUE} characters and items.")
         return total
 
-    def admit(self, name: str, values: Iterable[Any]) -> None:
+    def admit(self, name: str, values: Sequence[Any]) -> None:
         """Raise before a call that would make too much. name: of the filter, the function or the operator."""
         sizes, counts = [1], [1]
+        if name == "sum" and any(isinstance(value, list | tuple) for value in values[1:]):
+            raise TemplateRuntimeError("got sum of lists, expected numbers.")
         for value in values:
             if isinstance(value, int):
                 if abs(value) > INTEGER and name in (*GROWING, *FORMATS, "batch", "slice"):

@@ -315,7 +315,7 @@ class CausalLmModel(TextModel):
                 f"sampling.thinking: got {sampling.thinking}, but the checkpoint's chat template has no such "
                 "switch (enable_thinking). Leave it unset."
             )
-        switch = {} if sampling.thinking is None else {"enable_thinking": sampling.thinking}
+        switch: dict[str, Any] = {} if sampling.thinking is None else {"enable_thinking": sampling.thinking}
         system = [{"role": "system", "content": sampling.system_prompt}] if sampling.system_prompt else []
         messages = [*system, {"role": "user", "content": content}]
         return render_chat(self.tokenizer, messages, key="sampling.chat", add_generation_prompt=True, **switch)
