@@ -19,6 +19,7 @@ from unirl.core.errors import RecipeError
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
 from unirl.models.wan.tiny import write_wan21
+from unirl.tools.plan import hollow
 from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
 from unirl.train_host.sharding import recompute
 
@@ -131,7 +132,9 @@ def test_two_ranks_hold_what_was_planned_for_each(tmp_path: Path) -> None:
             assert process.items[item] == pytest.approx(held[item], rel=TOLERANCE), (number, item)
 
 
-def test_a_checkpoint_without_weights_is_planned_as_the_whole_one(tmp_path: Path, one: MemoryPlan) -> None:
+def test_a_checkpoint_without_weights_is_planned_as_the_whole_one(
+    tmp_path: Path, one: MemoryPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = compose("quickstart", catalog=catalog())
     folder = tmp_path / "configs"
     shutil.copytree(str(vars(plan.only.model.config)["path"]), folder)
@@ -139,6 +142,12 @@ def test_a_checkpoint_without_weights_is_planned_as_the_whole_one(tmp_path: Path
     assert removed
     assert planned("quickstart", f"model.path={folder}") == one
     assert not list(folder.rglob("*.safetensors")), "the folder is as it was"
+    # Weights of other components are copied without their values.
+    for name in ("vae", "text_encoder"):
+        (source,) = (Path(str(vars(plan.only.model.config)["path"])) / name).glob("*.safetensors")
+        shutil.copyfile(source, folder / name / source.name)
+    monkeypatch.setattr(hollow, "COPIED_BYTES", 2**16)
+    assert planned("quickstart", f"model.path={folder}") == one
     (folder / "transformer/config.json").write_text('{"patch_size": "two"}', encoding="utf-8")
     with pytest.raises(RecipeError, match=r"has no weights, and diffusers\.SD3Transformer2DModel cannot be built"):
         planned("quickstart", f"model.path={folder}")

@@ -117,11 +117,41 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
     assert [event.step for event in read_events(path)] == [1]
 
 
-@pytest.mark.parametrize("line", ["{broken", "3", '{"kind":"step"}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{broken", "3", "[]", "null", '"text"', '{"kind":"step"}', "[" * 100_000, "9" * 5_000, "{} {}", "\\ud800"),
+        *('{"kind":3,"step":1,"time":0}', '{"kind":["step"],"step":1,"time":0}', '{"kind":"step","step":"1","time":0}'),
+        *(
+            '{"kind":"step","step":true,"time":0}',
+            '{"kind":"step","step":-1,"time":0}',
+            '{"kind":"s","step":1.5,"time":0}',
+        ),
+        *('{"kind":"step","step":1e400,"time":0}', f'{{"kind":"step","step":{10**400},"time":0}}'),
+        *(
+            '{"kind":"step","step":1,"time":"0"}',
+            '{"kind":"step","step":1,"time":NaN}',
+            '{"kind":"s","step":1,"time":1e300}',
+        ),
+        f'{{"kind":"step","step":1,"time":{10**400}}}',
+    ],
+)
 def test_a_bad_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(f'{line}\n{{"kind":"step","step":1,"time":0}}\n', encoding="utf-8")
     with pytest.raises(ValueError, match=r"events.jsonl:1: "):
+        read_events(path)
+
+
+def test_events_say_where_they_were_read_and_have_no_half_surrogates(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    lines = ['{"kind":"a","step":0,"time":0}', "", '{"kind":"b","step":1,"time":2,"name":"\\ud800 \\ud83d\\ude00"}', ""]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    first, second = read_events(path)
+    assert (first.read_from, second.read_from) == (f"{path}:1", f"{path}:3")
+    assert second.data == {"name": "? \U0001f600"}
+    path.write_bytes(b'{"kind":"a","step":0,"time":0,"x":"\xff"}\n')
+    with pytest.raises(ValueError, match=r"events\.jsonl: not UTF-8 text \(byte 35\)"):
         read_events(path)
 
 

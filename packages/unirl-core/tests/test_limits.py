@@ -144,7 +144,10 @@ def test_a_build_refuses_limits_first_and_relations_once_they_hold() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"seed": 2**64}, {"seed": 2**63}, {"seed": -1}, {"threads": 100_000}, {"threads": -1}, {"max_steps": 10**23}],
+    [
+        *({"seed": 2**64}, {"seed": 2**63}, {"seed": -1}, {"seed": 10**400}),
+        *({"threads": 100_000}, {"threads": -1}, {"max_steps": 10**23}, {"max_steps": 10**400}),
+    ],
 )
 def test_numbers_that_no_run_can_use_are_refused(changes: dict[str, int]) -> None:
     (reason,) = broken_limits(RunConfig(**changes), key="run")

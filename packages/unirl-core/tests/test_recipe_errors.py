@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from unirl.core.errors import PluginBroken, PluginNotFound, PluginNotInstalled, RecipeError
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
+from unirl.core.recipe.env_resolver import env
 from unirl.core.specs.plan import Plan
 
 DATA = "data.train=prompts.txt"
@@ -201,6 +203,41 @@ def test_a_recipe_cannot_copy_a_secret_into_the_records_of_a_run(
     assert "sk-123" not in str(caught.value)
     assert compose("toy/base", [DATA, "run.name=${oc.env:ACME_USER}"], catalog=toy_catalog).run.name == "ada"
     assert compose("toy/base", [DATA, "run.name=${oc.env:ACME_NONE,bob}"], catalog=toy_catalog).run.name == "bob"
+
+
+SECRETS = (
+    *("DB_PASS", "DBPASS", "SSHPASS", "PASS", "PASS_2", "PGPASSWORD", "SMTP_PASSWD", "GPG_PASSPHRASE", "MYSQL_PWD"),
+    *("GITHUB_PAT", "SENTRY_DSN", "AWS_CREDENTIALS", "GCP_CREDENTIAL", "DB_CREDS", "REDISCLI_AUTH", "OAUTH_HEADER"),
+    *("PRIVATE", "SSH_PRIVATE", "ACME_COOKIE", "FLASK_SESSION", "PHPSESSIONID_SESSIONID", "HF_TOKEN", "GITHUBTOKEN"),
+    *("API_TOKENS", "APIKEY", "AWS_SECRET_ACCESS_KEY", "SLACK_WEBHOOK_URL", "AZURE_CONNECTION_STRING", "AUTH_JWT"),
+    *("db_pass", "dbPassword", "githubPat", "acme-auth", "acme.pat"),
+)
+PLAIN = (
+    *("PATH", "PYTHONPATH", "PWD", "OLDPWD", "NUM_PASSES", "PATTERN", "PATIENCE", "PASSENGER", "COMPASS_URL", "COMPAT"),
+    *("GIT_AUTHOR_NAME", "TOKENIZERS_PARALLELISM", "HOME", "USER", "SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES"),
+)
+
+
+def test_secrets_are_told_by_the_words_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*SECRETS, *PLAIN):
+        monkeypatch.setenv(name, "value")
+    for name in SECRETS:
+        with pytest.raises(RecipeError, match=rf"^\$\{{oc\.env:{re.escape(name)}\}} looks like a secret"):
+            env(name)
+        with pytest.raises(RecipeError, match="looks like a secret"):
+            env(name, "default")
+    assert [env(name) for name in PLAIN] == ["value"] * len(PLAIN)
+
+
+@pytest.mark.parametrize("url", ["postgres://ada:s3cret@host/db", "redis://:s3cret@host", "see https://a:s3cret@b"])
+def test_a_url_with_a_password_is_a_secret_under_any_name(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("DATABASE_URL", url)
+    with pytest.raises(RecipeError, match="DATABASE_URL} is a URL with a password") as caught:
+        env("DATABASE_URL")
+    assert "s3cret" not in str(caught.value)
+    for plain in ("postgres://host:5432/db", "https://host/a:b@c", "git@host:repository", ""):
+        monkeypatch.setenv("DATABASE_URL", plain)
+        assert env("DATABASE_URL") == plain
 
 
 def test_null_switches_off(toy_catalog: Catalog, toy_folder: Path) -> None:

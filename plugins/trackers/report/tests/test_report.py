@@ -400,7 +400,7 @@ def test_large_images_are_embedded_as_thumbnails(tmp_path: Path):
         (None, "it has no events.jsonl"),
         ("", "no start of a run"),
         ('{"kind":"step"}\n{}\n', "events.jsonl:1"),
-        ('{"kind":"run_started","step":0,"time":1}\n', "KeyError: 'name'"),
+        ('{"kind":"run_started","step":0,"time":1}\n', "events.jsonl:1: name: got none, expected a text"),
         ("oops\n{}\n", "events.jsonl:1"),
     ],
 )

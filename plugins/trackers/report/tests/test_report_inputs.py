@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import html
 import io
 import json
 import re
@@ -25,6 +26,7 @@ from unirl.trackers.report.contact import BETWEEN, GAP, HEAD, MARGIN, TILE, cont
 from unirl.trackers.report.history import read_history
 from unirl.trackers.report.media import MediaFolder, read_media
 from unirl.trackers.report.tracker import build
+from unirl.trackers.report.write import write_report
 
 COLOURS = ((224, 0, 0), (0, 0, 224))
 
@@ -150,3 +152,28 @@ def test_an_index_of_an_older_report_is_read(folder: Path, tmp_path: Path) -> No
     (tmp_path / "media" / "index.jsonl").write_text(json.dumps(lines[0]) + "\n")
     (batch,) = read_media(tmp_path)
     assert [sample.inputs for sample in batch.samples] == [()] * 4
+
+
+def test_held_out_numbers_are_shown_with_the_sampler_that_they_are_of(tmp_path: Path) -> None:
+    """Not with that of training, which is all that the recipe has under `sampling`."""
+    events = EventStream(tmp_path / "events.jsonl")
+    sampler = {
+        "kernel": "euler",
+        "eta": 0.0,
+        "num_inference_steps": 4,
+        "guidance_scale": 2.5,
+        "height": 64,
+        "width": 32,
+    }
+    evaluation = {"policy": "ema", "seed": 20_000, "num_prompts": "all", "stages": {"image": sampler}}
+    info = {"name": "n", "recipe": "r", "plan_hash": "h", "resolved": {"sampling": {"kernel": "flow-sde", "eta": 0.7}}}
+    events.emit("run_started", step=0, evaluation=evaluation, **info)
+    events.emit("evaluated", step=0, metrics={"score_mean": 0.5}, samples=32)
+    events.close()
+    write_report(tmp_path, is_running=True)
+    page = html.unescape(re.sub(r"<[^>]*>", "", (tmp_path / "report.html").read_text()))
+    shown = " ".join(page.partition("not that of training:")[2].partition("recipe")[0].split())
+    assert shown == (
+        "policy ema, seed 20000, num_prompts all, 32 samples; kernel euler, eta 0, num_inference_steps 4, "
+        "guidance_scale 2.5, height 64, width 32."
+    )

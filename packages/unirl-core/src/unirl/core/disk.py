@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and full disks: which file did not fit, and how much space is free."""
+"""Files that are written whole or not at all, full disks, and paths that lead out of their folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .errors import DiskFull
 
-__all__ = ["NO_SPACE", "disk_full", "free_space", "is_at", "replace_bytes", "replace_text", "writing"]
+__all__ = ["NO_SPACE", "disk_full", "free_space", "is_at", "is_inside", "replace_bytes", "replace_text", "writing"]
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a write that did not fit: the disk, the quota, or the limit of a file's size."""
@@ -51,6 +51,15 @@ def is_at(handle: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except OSError:
+        return False
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path leads to something in a folder, or to itself, once all links are followed."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):
+        # Links in a circle, or a NUL.
         return False
 
 

@@ -69,7 +69,8 @@ class Limit:
             return self.length in (None, len(items)) and all(self.admits(item) for item in items)
         if self.choices:
             return value in self.choices
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        # Not isfinite(), which cannot take integers of any length.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf:
             return False
         return (
             (self.above is None or value > self.above)

@@ -8,6 +8,7 @@ from pathlib import Path
 from unirl.core.errors import RecipeError
 from unirl.core.roles import Model
 from unirl.engine_host.config import ExternalConfig
+from unirl.model_host.model_files import check_contained
 
 from .program import Product
 
@@ -20,11 +21,13 @@ training does. Both engines name the weights of other vision towers otherwise, a
 
 def transformers_folder(product: Product, config: ExternalConfig, model: Model) -> Path:
     """The folder the engine loads: `engine.path`, by default that of the trained model. Raises RecipeError if there is
-    none, and for a model that reads images of an architecture that is not in `READS_IMAGES`."""
+    none, or one whose files are elsewhere, and for a model that reads images of an architecture that is not in
+    `READS_IMAGES`."""
     # transformers records on a module where its weights came from.
     result = config.path or str(getattr(model.trainable, "name_or_path", ""))
     folder = Path(result).expanduser()
     if result and (folder / "config.json").is_file():
+        check_contained(folder, key="engine.path")
         if model.spec.inputs:
             _check_images(product, folder)
         return folder.resolve()
@@ -46,6 +49,7 @@ def diffusers_folder(product: Product, config: ExternalConfig, model: Model, *, 
             f"engine.path: {product.title} loads a checkpoint from a folder in the diffusers layout; {str(folder)!r} "
             "has no model_index.json. Set engine.path."
         )
+    check_contained(folder, key="engine.path")
     result = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
     if result != architecture:
         raise RecipeError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unirl.core.observe.events import EventStream
-from unirl.core.observe.stages import stage_facts
+from unirl.core.observe.stages import evaluation_facts, stage_facts
 from unirl.core.roles import diffusion_model
 from unirl.core.specs.plan import Plan
 from unirl.core.types.data import Prompt
@@ -74,6 +74,7 @@ def announce(
         resolved=plan.resolved,
         steps=plan.run.max_steps,
         stages=stage_facts(plan),
+        evaluation=evaluation_facts(plan),
         predicted=predicted,
         batch_invariant=plan.run.batch_invariant,
         cpu=str(describe_cpu(with_torch=True)),

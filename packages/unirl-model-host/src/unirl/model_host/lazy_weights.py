@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from unirl.core.errors import RecipeError
 
-from .model_files import read_json
+from .model_files import contained_file, shard_names
 
 __all__ = ["CheckpointValues", "Piece", "empty_parameters", "weight_files"]
 
@@ -49,16 +49,16 @@ def empty_parameters(dtype: torch.dtype) -> Generator[None]:
 def weight_files(folder: Path, stem: str, *, variant: str | None = None) -> list[Path]:
     """The safetensors files of a checkpoint: `<stem>.safetensors`, or those that its index names.
 
-    variant: such as `fp16`, as diffusers puts it into the file names. Raises RecipeError when there is none.
+    variant: such as `fp16`, as diffusers puts it into the file names. Raises RecipeError when there is none, or one is
+    not in the folder.
     """
     infix = f".{variant}" if variant else ""
     single = folder / f"{stem}{infix}.safetensors"
     index = folder / f"{stem}.safetensors.index{infix}.json"
     if single.is_file():
-        return [single]
+        return [contained_file(folder, single.name)]
     if index.is_file():
-        names: Mapping[str, str] = read_json(index).get("weight_map", {})
-        return [folder / name for name in sorted(set(names.values()))]
+        return [contained_file(folder, name, named_by=index) for name in shard_names(index)]
     raise RecipeError(
         f"model.path: {str(folder)!r} has neither {single.name} nor {index.name}. Fetch the whole checkpoint, or check "
         "model.variant."

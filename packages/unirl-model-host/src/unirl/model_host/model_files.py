@@ -12,9 +12,10 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
+from unirl.core.disk import is_inside
 from unirl.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 __all__ = [
     "DTYPES",
     "ProgressLog",
+    "check_contained",
     "check_filled",
     "check_parts",
     "check_vocabulary",
     "checkpoint_version",
+    "contained_file",
     "dtype_of",
     "find_checkpoint",
     "loading_pipeline",
@@ -35,6 +38,7 @@ __all__ = [
     "pipeline_index",
     "read_json",
     "scheduler_config",
+    "shard_names",
 ]
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -57,10 +61,12 @@ def find_checkpoint(
 
     layout: `diffusers` or `transformers`.  example: an id, for messages.  fetch: returns the folder of an id; raises
     OSError or ValueError, as the hub's client does, when it cannot.  key: of the setting, for messages.
-    Everything is to be read from the folder, so that a hub id and a local path cannot differ.
+    Everything is to be read from the folder, so that a hub id and a local path cannot differ. Raises RecipeError for
+    one whose files are elsewhere, see `check_contained`.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
+        check_contained(folder, key=key)
         return folder
     what = f"{key}: there is no folder {path!r}"
     if not _HUB_ID.fullmatch(path):
@@ -69,12 +75,68 @@ def find_checkpoint(
             f"{example!r}."
         )
     try:
-        return Path(fetch(path))
+        folder = Path(fetch(path))
     except (OSError, ValueError) as error:
         raise RecipeError(
             f"{what}, and it cannot be fetched from the hub: {error} Check the name, log in if the model is gated, or "
             f"give a folder in the {layout} layout."
         ) from error
+    check_contained(folder, key=key)
+    return folder
+
+
+def check_contained(folder: Path, *, key: str = "model.path") -> None:
+    """Raise RecipeError for a file of a checkpoint that is not in its folder: a link that leads out of it, or a name in
+    `model_index.json` or in an index of shards.
+
+    Libraries follow both, and an export would publish what they lead to. Links of the hub's cache lead to the blobs of
+    their own repository, which is allowed.
+    """
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            contained_file(folder, path.relative_to(folder), key=key)
+    for index in sorted(folder.rglob("*.index*.json")):
+        for name in shard_names(index, key=key):
+            contained_file(index.parent, name, key=key, named_by=index)
+    index = folder / "model_index.json"
+    for name in read_json(index, key=key) if index.is_file() else ():
+        contained_file(folder, name, key=key, named_by=index)
+
+
+def contained_file(
+    folder: Path, name: str | PurePath, *, key: str = "model.path", named_by: Path | None = None
+) -> Path:
+    """Path of a file of a checkpoint. Raises RecipeError if it is not in its folder or the blobs of its hub repository.
+
+    named_by: the file of the checkpoint that has the name.
+    """
+    parts, path = PurePath(name), folder / name
+    says = f"{key}: {str(named_by)!r} names {str(name)!r}, " if named_by else f"{key}: {str(path)!r} is a link "
+    if parts.is_absolute() or ".." in parts.parts:
+        raise RecipeError(f"{says}expected a name in its own folder. Fetch the checkpoint again.")
+    if not any(is_inside(path, place) for place in (folder, *_blobs(folder))):
+        says += "which is a link " if named_by else ""
+        raise RecipeError(
+            f"{says}out of the checkpoint's folder. Replace the link by a copy of the file, or remove it."
+        )
+    return path
+
+
+def shard_names(index: Path, *, key: str = "model.path") -> list[str]:
+    """Names of the weight files in an index of shards, `*.index.json`, sorted."""
+    places: Any = read_json(index, key=key).get("weight_map", {})
+    names: list[Any] = list(places.values()) if isinstance(places, dict) else [None]  # pyright: ignore[reportUnknownArgumentType]
+    if not all(isinstance(name, str) for name in names):
+        raise RecipeError(f"{key}: {str(index)!r} has no map to file names under 'weight_map'. Fetch it again.")
+    return sorted(set(names))
+
+
+def _blobs(folder: Path) -> list[Path]:
+    """Where the hub's cache keeps the files of the snapshot that a folder is, or is in."""
+    real = folder.resolve()
+    repositories = [place.parent.parent for place in (real, *real.parents) if place.parent.name == "snapshots"]
+    blobs = [place / "blobs" for place in repositories if place.name.startswith("models--")]
+    return [place for place in blobs if not place.is_symlink()]
 
 
 def checkpoint_version(path: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from unirl.core.errors import RecipeError
 from unirl.core.plugins.catalog import Catalog
+from unirl.model_host.model_files import check_contained
 
 __all__ = ["build_generic", "checkpoint_license", "generic_model", "outside_requirements", "readable"]
 
@@ -23,6 +24,8 @@ def generic_model(folder: Path) -> str:
             f"--from: there is no folder {str(folder)!r}; expected the folder of a diffusers or transformers "
             "checkpoint. Download it from the hub first."
         )
+    # Its small files become those of the plugin.
+    check_contained(folder, key="--from")
     if (folder / "model_index.json").is_file():
         return "diffusers"
     if not (folder / "config.json").is_file():

@@ -13,8 +13,12 @@ from ..disk import is_at, writing
 from ..errors import RunFolderError
 from ..strict_json import strict_json
 from ..types.event import Event
+from .recorded import Recorded
 
 __all__ = ["EventStream", "read_events"]
+
+LAST_TIME = 253402300799
+"""The end of the year 9999, in seconds since the epoch."""
 
 
 class EventStream:
@@ -100,28 +104,39 @@ class EventStream:
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events of a run; a metric that is null is NaN.
+    """The events of a run; a metric that is null is NaN. A last line that a crash cut off is left out.
 
-    A last line that a crash cut off is left out; any other bad line raises ValueError.
+    Raises ValueError, with file and line, for any other line that is not an event, and OSError. Half of a surrogate
+    pair, which nothing could print, is read as `?`.
     """
     events: list[Event] = []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text (byte {error.start}).") from error
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
+        where = f"{path}:{number}"
         try:
-            item: dict[str, Any] = json.loads(line)
-        except json.JSONDecodeError as error:
+            item: Any = json.loads(line)
+            if "\\ud" in line.lower():
+                item = json.loads(json.dumps(item, ensure_ascii=False).encode("utf-8", "replace"))
+        # Also a number of thousands of digits, and lists in lists without end.
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break
-            raise ValueError(f"{path}:{number}: not a JSON object: {error}") from error
-        try:
-            if isinstance(metrics := item.get("metrics"), dict):
-                numbers = cast("dict[str, float | None]", metrics)
-                item["metrics"] = {key: math.nan if value is None else value for key, value in numbers.items()}
-            events.append(Event(kind=item.pop("kind"), step=item.pop("step"), time=item.pop("time"), data=item))
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}:{number}: no event: it needs kind, step and time; found {line[:80]}") from error
+            raise ValueError(f"{where}: not a JSON object: {error}") from error
+        if not isinstance(item, dict) or not item.keys() >= {"kind", "step", "time"}:
+            raise ValueError(f"{where}: no event: it needs kind, step and time; found {line[:80]}")
+        metrics: Any = cast("dict[str, Any]", item).get("metrics")
+        if isinstance(metrics, dict):
+            numbers = cast("dict[str, Any]", metrics)
+            item["metrics"] = {key: math.nan if value is None else value for key, value in numbers.items()}
+        read = Recorded(where=where, values=cast("dict[str, Any]", item))
+        time = read.number("time", most=LAST_TIME)
+        data = {key: value for key, value in read.values.items() if key not in ("kind", "step", "time")}
+        events.append(Event(kind=read.text("kind"), step=read.count("step"), time=time, data=data, read_from=where))
     return events
 
 

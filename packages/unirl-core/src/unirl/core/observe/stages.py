@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..types.sampling import LatentSamplingConfig
+
 if TYPE_CHECKING:
     from ..specs.plan import Plan
 
-__all__ = ["stage_facts"]
+__all__ = ["evaluation_facts", "stage_facts"]
+
+LATENT = ("kernel", "eta", "num_inference_steps", "guidance_scale", "guidance_mode", "height", "width", "frames")
+TEXT = ("temperature", "top_p", "top_k", "max_new_tokens")
+"""Settings that say how a sample was made."""
 
 
 def stage_facts(plan: Plan) -> list[dict[str, Any]]:
@@ -28,3 +34,21 @@ def stage_facts(plan: Plan) -> list[dict[str, Any]]:
         }
         for stage in plan.stages
     ]
+
+
+def evaluation_facts(plan: Plan) -> dict[str, Any]:
+    """How held-out samples are made: settings of `eval`, and under `stages` the sampler of each stage, which differs
+    from that of training: `eval.sampling` over `sampling`, without noise unless it says otherwise."""
+    return {
+        "policy": plan.eval.policy,
+        "seed": plan.eval.seed,
+        "num_prompts": plan.eval.num_prompts or "all",
+        "samples_per_prompt": plan.eval.samples_per_prompt,
+        "stages": {
+            stage.name: {
+                name: getattr(stage.evaluation, name)
+                for name in (LATENT if isinstance(stage.evaluation, LatentSamplingConfig) else TEXT)
+            }
+            for stage in plan.stages
+        },
+    }

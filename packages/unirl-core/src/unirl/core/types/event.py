@@ -26,3 +26,5 @@ class Event:
     """Seconds since the epoch."""
     data: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """JSON-able values."""
+    read_from: str = field(default="", compare=False)
+    """File and line; empty for one that was not read from a file."""

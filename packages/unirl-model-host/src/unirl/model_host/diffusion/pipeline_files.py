@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from unirl.core.errors import RecipeError
 
+from ..chat_templates import render_chat
 from ..model_files import (
     check_filled,
     check_parts,
@@ -149,11 +150,14 @@ def chat_tokens(tokenizer: Any, texts: Sequence[str], *, length: int, enable_thi
     """Each text as a user's message in the tokenizer's chat template, cut and padded to `length` tokens.
 
     Returns ids [n, length] int64 and the mask [n, length] bool, true where they are not padding.
+
+    Raises RecipeError, key `model.path`, for a template that fails.
     """
     rendered = [
-        tokenizer.apply_chat_template(
+        render_chat(
+            tokenizer,
             [{"role": "user", "content": text}],
-            tokenize=False,
+            key="model.path",
             add_generation_prompt=True,
             enable_thinking=enable_thinking,
         )

@@ -22,6 +22,7 @@ from unirl.core.specs.spec import MODEL_PARTS, ModelPart, ModelSpec
 from unirl.core.types.array import Ragged
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.model_host.chat_templates import bounded_templates
 from unirl.model_host.diffusion.pipeline_config import PipelineConfig
 from unirl.model_host.lazy_weights import CheckpointValues, empty_parameters, weight_files
 from unirl.model_host.model_files import dtype_of, read_json, scheduler_config
@@ -146,7 +147,9 @@ class PipelineModel(DiffusionModel):
         self._check_length(sampling)
         # Images among the inputs pass through the VAE.
         self._bring("encode", *(("decode",) if self.spec.inputs else ()))
-        return self.encode_inputs(inputs, sampling=sampling)
+        # Pipelines render templates of their tokenizers themselves.
+        with bounded_templates():
+            return self.encode_inputs(inputs, sampling=sampling)
 
     def encode_inputs(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
         """The same once the length is checked. Models that read images with the text override it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from typing import Any, ClassVar, cast
 
 import torch
@@ -20,6 +19,7 @@ from unirl.core.types.sampling import TextSamplingConfig
 from unirl.numerics.tokens.divergence import token_divergence
 from unirl.numerics.tokens.shared_tokens import SharedTokens
 
+from ..chat_templates import render_chat
 from ..checkpoint_problems import media_tokens, past_embedding
 from ..lazy_weights import CheckpointValues
 from ..model_files import dtype_of
@@ -333,14 +333,10 @@ class CausalLmModel(TextModel):
                 f"sampling.thinking: got {sampling.thinking}, but the checkpoint's chat template has no such "
                 "switch (enable_thinking). Leave it unset."
             )
-        switch = {} if sampling.thinking is None else {"enable_thinking": sampling.thinking}
+        switch: dict[str, Any] = {} if sampling.thinking is None else {"enable_thinking": sampling.thinking}
         system = [{"role": "system", "content": sampling.system_prompt}] if sampling.system_prompt else []
         messages = [*system, {"role": "user", "content": content}]
-        try:
-            result = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **switch)
-        except import_module("jinja2").TemplateError as error:
-            raise RecipeError(f"sampling.chat: the checkpoint's chat template fails: {error}") from error
-        return cast(str, result)
+        return render_chat(self.tokenizer, messages, key="sampling.chat", add_generation_prompt=True, **switch)
 
 
 def packed_offsets(positions: Tensor) -> dict[str, Any]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 from unirl.core.errors import CheckpointError
 from unirl.core.observe.events import read_events
+from unirl.core.observe.recorded import Recorded
+from unirl.core.observe.stages import evaluation_facts
 from unirl.loop.run_folder import EVENTS_FILE
+from unirl.model_host.model_files import read_json
 
 if TYPE_CHECKING:
     from .source import RunSource
@@ -21,6 +26,9 @@ __all__ = ["base_license", "write_card"]
 
 MOST_ROWS = 9
 """Evaluations that the table shows."""
+MARKUP = re.compile(r"[\\`*\[\]|~$@]|:(?=//)|(?<=www)\.|(?<![^\W_])_|_(?![^\W_])")
+"""Characters that are markup in Markdown, besides those of HTML, or make a link of a text. An underscore within a word
+does neither."""
 
 
 def write_card(
@@ -43,6 +51,7 @@ def write_card(
         "library_name": library,
         "tags": ["unirl", *algorithms, *(["lora"] if is_adapter else [])],
     }
+    config = OmegaConf.to_yaml(OmegaConf.create(dict(plan.resolved))).rstrip()
     content = "LoRA adapters" if is_adapter else "A complete checkpoint"
     weights = "moving average of the weights" if policy == "ema" else "trained weights"
     facts = {
@@ -59,15 +68,13 @@ def write_card(
     text = "\n".join(
         [
             "---",
-            *(f"{key}: {json.dumps(value)}" for key, value in head.items()),
+            *(f"{key}: {_quoted(value)}" for key, value in head.items()),
             "---",
-            f"# {plan.run.name or plan.recipe}, step {source.checkpoint.step}",
+            f"# {_shown(plan.run.name or plan.recipe)}, step {source.checkpoint.step}",
             "",
-            f"{content} for {source.learner.model.spec.reference or library}, trained with UniRL.",
+            f"{content} for {_shown(source.learner.model.spec.reference or library)}, trained with UniRL.",
             "",
-            "| | |",
-            "| --- | --- |",
-            *(f"| {key} | {_cell(value)} |" for key, value in facts.items()),
+            *_table(facts),
             "",
             "## Held-out scores",
             "",
@@ -75,13 +82,14 @@ def write_card(
             "",
             "## Config",
             "",
-            "```yaml",
-            OmegaConf.to_yaml(OmegaConf.create(dict(plan.resolved))).rstrip(),
-            "```",
+            f"{_fence(config)}yaml",
+            config,
+            _fence(config),
             "",
         ]
     )
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    # Half of a surrogate pair cannot be written.
+    (folder / "README.md").write_bytes(text.encode("utf-8", "replace"))
 
 
 def base_license(base: Path) -> dict[str, str]:
@@ -90,10 +98,8 @@ def base_license(base: Path) -> dict[str, str]:
     card, result = base / "README.md", dict[str, str]()
     if card.is_file():
         head = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), flags=re.DOTALL)
-        lines = re.findall(
-            r"^(license(?:_name|_link)?):[ \t]*(\S.*?)[ \t]*$", head.group(1) if head else "", re.MULTILINE
-        )
-        result = {key: value.strip("\"'") for key, value in lines}
+        lines = re.findall(r"^(license(?:_name|_link)?):[ \t]*(\S.*)$", head.group(1) if head else "", re.MULTILINE)
+        result = {key: value.strip().strip("\"'") for key, value in lines}
     if result:
         result["stated"] = f"{', '.join(result.values())} (by its README.md)"
         return result
@@ -101,7 +107,7 @@ def base_license(base: Path) -> dict[str, str]:
         return {"license": "other", "license_link": files[0].name, "stated": f"see {files[0].name}"}
     for name in ("model_index.json", "config.json"):
         file = base / name
-        stated: Any = json.loads(file.read_text(encoding="utf-8")).get("license") if file.is_file() else None
+        stated = read_json(file).get("license") if file.is_file() else None
         if stated:
             return {"license": str(stated), "stated": f"{stated} (by its {name})"}
     return {}
@@ -118,10 +124,16 @@ def _scores(source: RunSource) -> list[str]:
     file, step = source.folder / EVENTS_FILE, source.checkpoint.step
     try:
         events = read_events(file) if file.is_file() else []
-    except ValueError as error:
+        read = {
+            event.step: Recorded(where=event.read_from, values=event.data)
+            for event in events
+            # A resumed run evaluates a step again.
+            if event.kind == "evaluated" and event.step <= step
+        }
+        points = {step: data.numbers("metrics") for step, data in read.items()}
+        samples = read[max(read)].optional_count("samples") if read else None
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{error} Remove the line.") from error
-    # A resumed run evaluates a step again.
-    points = {event.step: event.data["metrics"] for event in events if event.kind == "evaluated" and event.step <= step}
     if not points:
         return ["The run had no held-out evaluation up to this step."]
     steps = sorted(points)
@@ -129,24 +141,52 @@ def _scores(source: RunSource) -> list[str]:
     shown = {steps[round(n * (len(steps) - 1) / (MOST_ROWS - 1))] for n in range(MOST_ROWS)}
     first, last = points[steps[0]], points[steps[-1]]
     changes = [
-        f"- {name}: {_number(first, name)} at step {steps[0]}, {_number(last, name)} at step {steps[-1]}"
+        f"- {_shown(name)}: {_number(first, name)} at step {steps[0]}, {_number(last, name)} at step {steps[-1]}"
         for name in names
         if name.rpartition("/")[2] in ("score_mean", "share_at_threshold")
     ]
     return [
         *changes,
         "",
-        f"| step | {' | '.join(map(_cell, names))} |",
+        f"| step | {' | '.join(map(_shown, names))} |",
         f"| ---: |{' ---: |' * len(names)}",
         *(f"| {row} | {' | '.join(_number(points[row], name) for name in names)} |" for row in sorted(shown)),
         "",
-        f"Of samples by policy `{source.plan.eval.policy}`.",
+        "Their samples have a sampler of their own, not that of training:",
+        "",
+        *_table({**_sampler(source), **({} if samples is None else {"samples": str(samples)})}),
     ]
 
 
-def _number(metrics: Any, name: str) -> str:
+def _sampler(source: RunSource) -> dict[str, str]:
+    """How evaluated samples are made: settings of the evaluation, and of the sampler of each stage."""
+    facts = evaluation_facts(source.plan)
+    stages: dict[str, dict[str, object]] = facts.pop("stages")
+    for stage, settings in stages.items():
+        facts |= {f"{stage}/{name}" if stages.keys() - {stage} else name: value for name, value in settings.items()}
+    return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in facts.items()}
+
+
+def _number(metrics: Mapping[str, float], name: str) -> str:
     return f"{metrics[name]:.4g}" if name in metrics else ""
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", r"\|").replace("\n", " ")
+def _table(rows: Mapping[str, str]) -> list[str]:
+    return ["| | |", "| --- | --- |", *(f"| {_shown(key)} | {_shown(value)} |" for key, value in rows.items())]
+
+
+def _shown(text: str) -> str:
+    """A text of a user or a checkpoint, in one line, as Markdown shows it letter by letter."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text).strip()
+    return MARKUP.sub(r"\\\g<0>", html.escape(line, quote=False))
+
+
+def _quoted(value: object) -> str:
+    """A text, or a list of them, as YAML and JSON have it: in quotes, with escapes of what cannot be printed."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in text)
+
+
+def _fence(content: str) -> str:
+    """Backticks around a block of code that has fewer in a row."""
+    return "`" * max(3, 1 + max(map(len, re.findall("`+", content)), default=0))

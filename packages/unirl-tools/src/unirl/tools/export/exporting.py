@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from unirl.core.disk import writing
 from unirl.core.errors import CheckpointError, RecipeError, RunFolderError, UniRLError
+from unirl.model_host.model_files import check_contained
 
 from .card import write_card
 from .layouts import components_of, is_pipeline, write_checkpoint, write_diffusers_adapters, write_peft_adapters
@@ -37,7 +38,8 @@ def export(
 
     merge, step, policy, model, dtype: the options of `unirl export`.
     Raises RunFolderError where `to` exists or cannot be written, CheckpointError and RecipeError as `open_run` does,
-    and for an option that does not fit the run. Whatever is raised, there is nothing at `to`.
+    for an option that does not fit the run, and for files of the base checkpoint that are links out of its folder.
+    Whatever is raised, there is nothing at `to`.
     """
     if to.exists() or to.is_symlink():
         raise RunFolderError(f"--to: {to} exists already; give a new folder, or remove it.")
@@ -51,6 +53,8 @@ def export(
             "(`folder`), so it cannot be exported."
         )
     base, part = built.folder, to.with_name(f".part-{to.name}")
+    # Of a model that finds its checkpoint by itself.
+    check_contained(base, key=f"{source.learner.model.key}.{source.learner.model.spec.path_key}")
     components = components_of(built.trainable, built.spec.trainable, base)
     wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
     is_adapter = source.has_adapters and not merge

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import shutil
 import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from unirl.core.errors import RecipeError
+from unirl.model_host.model_files import check_contained, read_json
 
 __all__ = ["hollow"]
 
@@ -21,6 +24,8 @@ LIBRARIES: Mapping[str, str] = {"diffusers": "diffusion_pytorch_model", "transfo
 """Library of a component -> name of its weight file."""
 PART_BYTES = 2**28
 """Bytes after which a further file begins."""
+COPIED_BYTES = 2**26
+"""Size of files up to which they are copied whole: configs and tokenizers are smaller."""
 
 
 @contextmanager
@@ -29,8 +34,9 @@ def hollow(config: C, *, key: str, folder: Path) -> Generator[C]:
     a copy whose weight files have names and shapes and no values. They are sparse: they take no disk.
 
     key: config key of the folder. Its components keep their configs and tokenizers. Raises RecipeError for a config
-    whose class cannot be built.
+    whose class cannot be built, and as `check_contained` does.
     """
+    check_contained(folder)
     missing = {name: which for name, which in _components(folder).items() if not _has_weights(folder / name)}
     if not missing:
         yield config
@@ -41,7 +47,7 @@ def hollow(config: C, *, key: str, folder: Path) -> Generator[C]:
             (copy / name).mkdir()
             for item in (folder / name).iterdir():
                 if (name or item.name not in missing) and not item.name.endswith(".index.json"):
-                    (copy / name / item.name).symlink_to(item.resolve())
+                    _copy(item, copy / name / item.name)
         for name, (library, kind) in missing.items():
             _write(copy / name, LIBRARIES[library], _shapes(folder / name, library, kind))
         yield cast("C", dataclasses.replace(cast(Any, config), **{key: str(copy)}))
@@ -61,6 +67,25 @@ def _components(folder: Path) -> dict[str, tuple[str, str]]:
 
 def _has_weights(folder: Path) -> bool:
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+
+
+def _copy(item: Path, to: Path) -> None:
+    """Copy a file or a folder; of large weights the names and shapes alone, because values are not planned with."""
+    if item.is_dir() and item.is_symlink():
+        # To a folder of the checkpoint, which is copied as well.
+        to.symlink_to(os.path.relpath(item.resolve(), item.parent.resolve()))
+    elif item.is_dir():
+        to.mkdir()
+        for child in item.iterdir():
+            _copy(child, to / child.name)
+    elif (size := item.stat().st_size) <= COPIED_BYTES:
+        shutil.copyfile(item, to)
+    else:
+        with item.open("rb") as opened, to.open("wb") as copied:
+            if item.suffix == ".safetensors":
+                head = opened.read(8)
+                copied.write(head + opened.read(min(int.from_bytes(head, "little"), size)))
+            copied.truncate(size)
 
 
 def _shapes(folder: Path, library: str, kind: str) -> dict[str, tuple[int, ...]]:
@@ -107,9 +132,4 @@ def _write(folder: Path, stem: str, shapes: Mapping[str, tuple[int, ...]]) -> No
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RecipeError(f"model.path: {str(path)!r} cannot be read as JSON: {error}") from error
+    return read_json(path) if path.is_file() else {}

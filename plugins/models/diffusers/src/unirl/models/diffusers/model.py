@@ -19,6 +19,7 @@ from unirl.core.roles import DiffusionModel
 from unirl.core.specs.check import check_config
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
+from unirl.model_host.chat_templates import bounded_templates
 from unirl.model_host.diffusion.equal_forwards import in_groups
 from unirl.model_host.diffusion.pipeline_model import set_tiling
 from unirl.model_host.model_files import dtype_of
@@ -309,9 +310,11 @@ class DiffusersModel(DiffusionModel):
         self, text: str, size: Size, images: Sequence[Image.Image] = (), *, num_steps: int = 2
     ) -> tuple[Record, Run]:
         try:
-            return self.session.record(
-                [text], size=size, images=images, transformer=self.transformer, num_steps=num_steps
-            )
+            # Pipelines render templates of their tokenizers themselves.
+            with bounded_templates():
+                return self.session.record(
+                    [text], size=size, images=images, transformer=self.transformer, num_steps=num_steps
+                )
         except ValueError as error:
             sizes = f" and images of {[one.size for one in images]}" if images else ""
             raise RecipeError(f"sampling: {type(self.pipeline).__name__} refuses {size}{sizes}: {error}") from error

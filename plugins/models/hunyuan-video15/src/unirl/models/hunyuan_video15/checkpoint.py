@@ -12,6 +12,7 @@ from typing import Any
 from diffusers import HunyuanVideo15ImageToVideoPipeline, HunyuanVideo15Pipeline
 from transformers import SiglipImageProcessorPil
 from unirl.core.errors import RecipeError
+from unirl.model_host.chat_templates import render_chat
 from unirl.model_host.diffusion.pipeline_config import PipelineConfig
 from unirl.model_host.diffusion.pipeline_files import PipelineFiles, check_prefix
 from unirl.model_host.model_files import read_json
@@ -36,7 +37,7 @@ class _Files(PipelineFiles):
         pipeline = super().load(folder, config, parts)
         marker = "\N{OBJECT REPLACEMENT CHARACTER}"
         messages = [{"role": "system", "content": pipeline.system_message}, {"role": "user", "content": marker}]
-        rendered = pipeline.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        rendered = render_chat(pipeline.tokenizer, messages, key="model.path", add_generation_prompt=True)
         dropped = pipeline.prompt_template_encode_start_idx
         instead = "Use the tokenizer and the chat template of Qwen2.5-VL."
         check_prefix(folder, pipeline, rendered.split(marker)[0], dropped=dropped, instead=instead)

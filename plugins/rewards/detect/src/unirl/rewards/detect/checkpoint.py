@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
 from transformers.utils import logging
 from unirl.core.errors import RecipeError, RewardFailed
-from unirl.model_host.model_files import no_progress_bars
+from unirl.model_host.model_files import check_contained, no_progress_bars
 
 __all__ = ["Checkpoint", "load"]
 
@@ -59,6 +59,7 @@ def load(path: str, *, key: str, auto: Any, kinds: Sequence[str], device: Any) -
     if not (folder / "config.json").is_file():
         result = "has no config.json" if folder.is_dir() else "is not a folder"
         raise RecipeError(f"{where} {result}; expected a checkpoint in the transformers layout.")
+    check_contained(folder, key=key)
     # Without one, transformers makes an empty tokenizer, and every class becomes the same tokens.
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         raise RecipeError(

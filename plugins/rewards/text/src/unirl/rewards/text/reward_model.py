@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download
-from jinja2 import TemplateError
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
@@ -16,8 +15,9 @@ from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
+from unirl.model_host.chat_templates import render_chat
 from unirl.model_host.checkpoint_problems import media_tokens, past_embedding
-from unirl.model_host.model_files import no_progress_bars
+from unirl.model_host.model_files import check_contained, no_progress_bars
 
 from .config import RewardModelConfig
 
@@ -125,12 +125,9 @@ class RewardModel:
             system = [{"role": "system", "content": config.system}] if config.system else []
             turns = [*system, {"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
             try:
-                chat = self._tokenizer.apply_chat_template(turns, tokenize=False)
-            except TemplateError as error:
-                raise RewardFailed(
-                    f"{_NAME}.template: the checkpoint's chat template fails on sample "
-                    f"{samples.sample_ids[row]!r}: {error}"
-                ) from error
+                chat = render_chat(self._tokenizer, turns, key=f"{_NAME}.template", sample=samples.sample_ids[row])
+            except RecipeError as error:
+                raise RewardFailed(str(error)) from error
             # The template writes the special tokens itself.
             tokens: list[int] = self._tokenizer(chat, add_special_tokens=False, verbose=False)["input_ids"]
             kept = tokens[-config.max_length :] if config.keep == "end" else tokens[: config.max_length]
@@ -148,6 +145,7 @@ def _encodable(text: str) -> str:
 def _folder(config: RewardModelConfig) -> Path:
     folder = Path(config.path).expanduser()
     if folder.is_dir():
+        check_contained(folder, key=f"{_NAME}.path")
         return folder
     try:
         return Path(snapshot_download(config.path, revision=config.revision, allow_patterns=_FILES))

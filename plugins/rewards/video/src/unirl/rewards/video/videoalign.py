@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
+from unirl.model_host.chat_templates import render_chat
 from unirl.numerics.pixels import resize, widened
 
 from .config import DIMENSIONS, VideoAlignConfig, instruction_of
@@ -138,8 +139,13 @@ class VideoAlignReward:
     def _chat(self, prompt: str) -> str:
         text = self._instruction.replace("{text_prompt}", prompt)
         turn = {"role": "user", "content": [{"type": "video"}, {"type": "text", "text": text}]}
-        return self._checkpoint.tokenizer.apply_chat_template(
-            [turn], chat_template=self._checkpoint.chat_template, tokenize=False, add_generation_prompt=True
+        checkpoint = self._checkpoint
+        return render_chat(
+            checkpoint.tokenizer,
+            [turn],
+            key=f"{_KEY}.base",
+            chat_template=checkpoint.chat_template,
+            add_generation_prompt=True,
         )
 
 

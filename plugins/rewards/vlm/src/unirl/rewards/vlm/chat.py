@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoToke
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.utils.hub import cached_file
 from unirl.core.errors import RewardFailed
+from unirl.model_host.chat_templates import render_chat
 from unirl.model_host.model_files import read_json
 
 from .question import Question
@@ -54,7 +55,9 @@ class Chat:
             shown = [{"type": "image"} for _ in question.images]
             parts = [*shown, {"type": "text", "text": question.text}] if self._reads_images else question.text
             chats.append([{"role": "user", "content": parts}])
-        texts = self.processor.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+        texts = [
+            render_chat(self.processor, chat, key=f"{self._key}.model", add_generation_prompt=True) for chat in chats
+        ]
         images = [list(question.images) for question in questions]
         begins: str | None = self.tokenizer.bos_token
         inputs = self.processor(

@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError, RewardFailed
-from unirl.model_host.model_files import dtype_of, no_progress_bars
+from unirl.model_host.model_files import check_contained, dtype_of, no_progress_bars
 
 from .chat import Chat, missing_weights
 from .config import AnswererConfig
@@ -33,6 +33,8 @@ class LocalJudge:
         self._config, self._key = config, f"reward.{config.reward}"
         dtype = dtype_of(config.dtype, key=f"{self._key}.dtype", model=f"reward {config.reward!r}")
         path = str(Path(config.model).expanduser())
+        # Of a hub id, transformers reads its own cache.
+        check_contained(Path(path), key=f"{self._key}.model")
         try:
             is_text_only = (
                 config.judges_texts

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
-from unirl.model_host.model_files import dtype_of, no_progress_bars
+from unirl.model_host.model_files import check_contained, contained_file, dtype_of, no_progress_bars
 
 from .chat import Chat, missing_weights
 from .config import REWARD_TOKEN, EditRewardConfig, HeadConfig, Hpsv3Config, instruction_of
@@ -68,6 +68,7 @@ class _Heads:
         dtype = dtype_of(config.dtype, key=f"{self._key}.dtype", model=f"reward {config.reward!r}")
         weights = _weights(config, key=f"{self._key}.model")
         base = str(Path(config.base).expanduser())
+        check_contained(Path(base), key=f"{self._key}.base")
         try:
             with no_progress_bars(transformers_logging):
                 self._chat = Chat(base, key=self._key, device=device, dtype=dtype, control_tokens=[REWARD_TOKEN])
@@ -153,7 +154,7 @@ def _weights(config: HeadConfig, *, key: str) -> dict[str, Tensor]:
     try:
         if not folder.is_dir():
             folder = Path(snapshot_download(config.model, allow_patterns=[file]))
-        weights = load_file(folder / file)
+        weights = load_file(contained_file(folder, file, key=key))
     except (OSError, ValueError, SafetensorError) as error:
         raise RecipeError(
             f"{key}: {config.model!r} does not load: {error} Give a folder with {file}, or the hub id of one. Pickled "

@@ -11,6 +11,7 @@ import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
 from .compare import Pair, Pairs
+from .media import open_picture
 from .theme import LIGHT
 
 __all__ = ["contact_sheet"]
@@ -42,7 +43,7 @@ def contact_sheet(pairs: Pairs, *, title: str) -> bytes:
     after = f"step {pairs.after_step}" if pairs.after_step != pairs.before_step else "no later evaluation yet"
     draw.text(
         (MARGIN, 22),
-        _cut(draw, title, _font(30, bold=True), width=sheet.width - 2 * MARGIN),
+        _cut(draw, " ".join(title.split()), _font(30, bold=True), width=sheet.width - 2 * MARGIN),
         LIGHT.ink,
         _font(30, bold=True),
     )
@@ -89,8 +90,7 @@ def _paste(sheet: Image.Image, draw: ImageDraw.ImageDraw, file: Path, *, x: int,
 
 
 def _fitted(file: Path) -> Image.Image:
-    with Image.open(file) as opened:
-        image = opened.convert("RGB")
+    image = open_picture(file).convert("RGB")
     scale = TILE / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     # Small images keep their pixels: smoothing would show something that the model did not make.

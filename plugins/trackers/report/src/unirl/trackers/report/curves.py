@@ -28,6 +28,10 @@ VISIBLE_SHARE = 0.005
 """Phases that take less of the time are drawn together, as `other`."""
 FEW_CURVES = 4
 """Curves whose legend finds room beside them."""
+LARGEST = 1e100
+"""Values that curves show: larger ones, on either side of 0, are left out as those that are not finite are."""
+LONGEST = 80
+"""Characters of a name in a picture."""
 RUNNING_MEAN_FROM = 40
 """Steps from which a running mean is drawn over a noisy curve."""
 
@@ -51,7 +55,7 @@ def draw_curves(history: RunHistory, *, dark: bool) -> Curves:
     canvas = FigureCanvasAgg(figure)
     below_head = 1 - HEAD_INCHES / inches[1]
     left, top = 0.13 / COLUMNS, 1 - 0.22 / inches[1]
-    heading = f"{history.name}: {history.num_steps} steps, plan {history.plan_hash}"
+    heading = f"{_plain(history.name)}: {history.num_steps} steps, plan {_plain(history.plan_hash)}"
     figure.text(left, top, heading, color=theme.faint, fontsize=14, va="top")
     for index, (title, draw) in enumerate(PANELS):
         column, row = index % COLUMNS, index // COLUMNS
@@ -84,7 +88,8 @@ def _reward(axes: Axes, history: RunHistory, theme: Theme) -> bool:
     for index, (name, points) in enumerate(series.items()):
         steps, values = _columns(points)
         color = theme.series[index % len(theme.series)]
-        spread = dict(spreads.get(name.removesuffix("mean") + "std", []))
+        of_spread = _columns(spreads.get(name.removesuffix("mean") + "std", []))
+        spread = dict(zip(*of_spread, strict=True))
         if spread:
             widths = np.array([spread.get(int(step), math.nan) for step in steps])
             label = "" if index else "± std of the samples"
@@ -161,11 +166,11 @@ def _log_prob_gap(axes: Axes, history: RunHistory, theme: Theme) -> bool:
         for metric, text in (("logp_mismatch_max", "largest"), ("logp_mismatch_mean", "mean"))
         for name, points in history.series(metric).items()
     ]
-    section = history.resolved.get("algorithm", {})
+    section = history.settings("algorithm")
     clips = [section, *section.values()] if history.stages else [section]
     ranges = [clip.get("clip_range") for clip in clips if isinstance(clip, Mapping)]
-    positive = [value for _, points in series for _, value in points if value > 0]
-    bounded = sorted({clip for clip in ranges if isinstance(clip, (int, float)) and clip > 0})
+    positive = [value for _, points in series for _, value in points if 1 / LARGEST <= value <= LARGEST]
+    bounded = sorted({float(clip) for clip in ranges if isinstance(clip, (int, float)) and 1e-12 <= clip <= 1e12})
     if not series:
         return False
     # A log axis has no 0, and an exact 0 is what a run in one process should show: below the decade it is linear.
@@ -277,7 +282,10 @@ def _style(axes: Axes, title: str, theme: Theme) -> None:
 
 
 def _show_legend(axes: Axes, theme: Theme, *, loc: Literal["best", "upper center"], ncols: int = 1) -> None:
+    handles, labels = axes.get_legend_handles_labels()
     axes.legend(
+        handles,
+        list(map(_plain, labels)),
         loc=loc,
         ncols=ncols,
         fontsize=10.5,
@@ -325,12 +333,19 @@ def _short_ticks(axes: Axes) -> None:
 
 
 def _columns(points: Sequence[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([step for step, _ in points]), np.array([value for _, value in points], dtype=float)
+    values = np.array([value for _, value in points], dtype=float)
+    return np.array([step for step, _ in points]), np.where(np.abs(values) <= LARGEST, values, math.nan)
 
 
 def _label(stage: str, text: str) -> str:
     """Name of a curve: the stage, if there are several, then what it shows."""
     return f"{stage}: {text}" if stage else text
+
+
+def _plain(text: str) -> str:
+    """A name as matplotlib shows it letter by letter: without formulas, in one line, and short."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text).strip()
+    return (line if len(line) <= LONGEST else f"{line[:LONGEST]}…").replace("$", r"\$")
 
 
 def _is_component(key: str) -> bool:

@@ -100,7 +100,7 @@ def stage_graph(history: RunHistory) -> Graph | None:
         else:
             x = (below[0].x + below[-1].x) / 2
         if name is None:
-            count = history.resolved.get("data", {}).get("prompts_per_step")
+            count = history.settings("data").get("prompts_per_step")
             box = Box(lines=(f"{count} prompts" if count else "prompts",), x=x, y=y, height=height)
         else:
             learner = trained.index(stages[name]["learner"]) if stages[name]["algorithm"] else None

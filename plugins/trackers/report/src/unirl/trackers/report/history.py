@@ -6,24 +6,32 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from unirl.core.errors import UniRLError
 from unirl.core.observe.events import read_events
+from unirl.core.observe.recorded import Recorded
 from unirl.core.types.event import Event
 
-from .media import MediaKind, SampleBatch, read_media
+from .media import MediaKind, RunFolderError, SampleBatch, read_media
 
-__all__ = ["Evaluation", "RunFolderError", "RunHistory", "Session", "StepRow", "read_history"]
+__all__ = [
+    "Evaluation",
+    "Finding",
+    "RunFolderError",
+    "RunHistory",
+    "SavedCheckpoint",
+    "Session",
+    "StepRow",
+    "read_history",
+]
 
 EVENTS = "events.jsonl"
 RECIPE = "recipe.json"
-
-
-class RunFolderError(UniRLError):
-    """A folder holds no run, or one that cannot be read."""
-
-    exit_code = 2
+LONGEST = 1e12
+"""Seconds."""
+LARGEST = 1e100
+"""Of counts that are shown."""
+MOST_STAGES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +48,21 @@ class Evaluation:
     step: int
     metrics: Mapping[str, float]
     phases: Mapping[str, float]
+    num_samples: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedCheckpoint:
+    step: int
+    folder: str
+    size_bytes: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    step: int
+    text: str
 
 
 @dataclass(kw_only=True)
@@ -57,7 +80,7 @@ class Session:
     @property
     def seconds(self) -> float:
         """Wall time: as recorded at the end, else up to the last event."""
-        return self.last_seen - self.began if self.wall_s is None else self.wall_s
+        return max(0.0, self.last_seen - self.began) if self.wall_s is None else self.wall_s
 
 
 @dataclass(kw_only=True)
@@ -74,14 +97,18 @@ class RunHistory:
     """Key path -> source and detail."""
     stages: Sequence[Mapping[str, Any]] = ()
     """As `unirl.core.observe.stages.stage_facts` gives them; parents before their children."""
+    evaluation: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Settings of evaluations, as `unirl.core.observe.stages.evaluation_facts` gives them, without those of stages."""
+    samplers: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Stage -> settings of the sampler of evaluations."""
     predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
     """Track -> counts of one step and `generate_share`, by formula."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     sessions: list[Session] = field(default_factory=list[Session])
     steps: list[StepRow] = field(default_factory=list[StepRow])
     evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
-    checkpoints: list[Event] = field(default_factory=list[Event])
-    findings: list[Event] = field(default_factory=list[Event])
+    checkpoints: list[SavedCheckpoint] = field(default_factory=list[SavedCheckpoint])
+    findings: list[Finding] = field(default_factory=list[Finding])
     media: list[SampleBatch] = field(default_factory=list[SampleBatch])
 
     @property
@@ -92,6 +119,11 @@ class RunHistory:
     @property
     def wall_s(self) -> float:
         return sum(session.seconds for session in self.sessions)
+
+    def settings(self, name: str) -> Mapping[str, Any]:
+        """A section of the resolved recipe; empty where there is none."""
+        result = self.resolved.get(name)
+        return cast("Mapping[str, Any]", result) if isinstance(result, Mapping) else {}
 
     def batches(self, kind: MediaKind, key: Literal["train", "eval"]) -> list[SampleBatch]:
         """Samples of this kind, by step; with several stages, those of the last stage that has any."""
@@ -112,7 +144,7 @@ class RunHistory:
 
 
 def read_history(folder: Path) -> RunHistory:
-    """Read a run folder. Raises RunFolderError when it holds no run or a damaged file."""
+    """Read a run folder. Raises RunFolderError, with file and line, when it holds no run or a damaged file."""
     path = folder / EVENTS
     if not path.is_file():
         raise RunFolderError(f"{folder}: it has no {EVENTS}; give the run folder that the run printed.")
@@ -120,11 +152,9 @@ def read_history(folder: Path) -> RunHistory:
         history = _from_events(folder, read_events(path))
         history.media = read_media(folder)
         if (folder / RECIPE).is_file():
-            recipe = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
-            history.resolved = recipe["resolved"]
-            history.origins = {key: (source, detail) for key, (source, detail) in recipe["origins"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(f"{folder}: it cannot be read as a run: {type(error).__name__}: {error}") from error
+            history.resolved, history.origins = _recipe(folder / RECIPE)
+    except (ValueError, OSError, RecursionError) as error:
+        raise RunFolderError(f"{folder}: it cannot be read as a run: {error}") from error
     if not history.sessions:
         raise RunFolderError(f"{path}: it records no start of a run; there is nothing to report yet.")
     return history
@@ -134,36 +164,89 @@ def _from_events(folder: Path, events: list[Event]) -> RunHistory:
     history = RunHistory(folder=folder)
     steps: dict[int, StepRow] = {}
     evaluations: dict[int, Evaluation] = {}
-    checkpoints: dict[int, Event] = {}
+    checkpoints: dict[int, SavedCheckpoint] = {}
     for event in events:
-        data = event.data
+        data = Recorded(where=event.read_from, values=event.data)
         if event.kind in ("run_started", "run_resumed"):
             # What came after the checkpoint is computed again.
             for rows in (steps, evaluations, checkpoints):
                 for late in [at for at in rows if at > event.step]:
                     del rows[late]
             history.sessions.append(Session(first_step=event.step, began=event.time, last_seen=event.time))
-            history.name, history.recipe, history.plan_hash = data["name"], data["recipe"], data["plan_hash"]
-            history.resolved = data.get("resolved", {})
-            history.num_steps_planned = data.get("steps")
-            history.stages = data.get("stages", ())
-            history.predicted = data.get("predicted", {})
-            history.versions = data.get("versions", {})
+            _start(history, data)
         elif event.kind == "step":
-            steps[event.step] = StepRow(step=event.step, metrics=data["metrics"], phases=data.get("phases", {}))
+            steps[event.step] = StepRow(step=event.step, metrics=data.numbers("metrics"), phases=_phases(data))
         elif event.kind == "evaluated":
             evaluations[event.step] = Evaluation(
-                step=event.step, metrics=data["metrics"], phases=data.get("phases", {})
+                step=event.step,
+                metrics=data.numbers("metrics"),
+                phases=_phases(data),
+                num_samples=data.optional_count("samples"),
             )
         elif event.kind == "checkpoint_saved":
-            checkpoints[event.step] = event
+            checkpoints[event.step] = SavedCheckpoint(
+                step=event.step,
+                folder=data.text("folder", default=""),
+                size_bytes=data.optional_number("size_bytes", most=LARGEST),
+                seconds=data.optional_number("seconds", most=LONGEST),
+            )
         elif event.kind == "finding":
-            history.findings.append(event)
+            history.findings.append(Finding(step=event.step, text=data.text("text")))
         elif event.kind == "run_finished" and history.sessions:
-            history.sessions[-1].status, history.sessions[-1].wall_s = data["status"], data.get("wall_s")
+            history.sessions[-1].status = data.text("status")
+            history.sessions[-1].wall_s = data.optional_number("wall_s", most=LONGEST)
         if history.sessions:
             history.sessions[-1].last_seen = event.time
     history.steps = [steps[at] for at in sorted(steps)]
     history.evaluations = [evaluations[at] for at in sorted(evaluations)]
     history.checkpoints = [checkpoints[at] for at in sorted(checkpoints)]
     return history
+
+
+def _start(history: RunHistory, data: Recorded) -> None:
+    """Set what the event of a start or a resume says about the run."""
+    history.name, history.recipe = data.text("name"), data.text("recipe")
+    history.plan_hash = data.text("plan_hash")
+    history.resolved = data.nested("resolved")
+    history.num_steps_planned = data.optional_count("steps")
+    predicted = data.section("predicted")
+    history.predicted = {track: predicted.numbers(track, most=LARGEST) for track in predicted.values}
+    versions = data.section("versions")
+    history.versions = {dist: versions.text(dist) for dist in versions.values}
+    evaluation = data.section("evaluation")
+    history.evaluation = {name: evaluation.label(name) for name in evaluation.values if name != "stages"}
+    samplers = evaluation.section("stages")
+    settings = {stage: samplers.section(stage) for stage in samplers.values}
+    history.samplers = {stage: {name: own.label(name) for name in own.values} for stage, own in settings.items()}
+    stages = data.sections("stages")
+    if len(stages) > MOST_STAGES:
+        raise ValueError(f"{data.where}: stages: got {len(stages)}, expected at most {MOST_STAGES}.")
+    history.stages = [_stage(stage) for stage in stages]
+
+
+def _stage(data: Recorded) -> dict[str, Any]:
+    names = {name: data.text(name) for name in ("name", "medium", "learner", "model", "engine", "credit")}
+    others = {name: data.optional_text(name) for name in ("parent", "algorithm")}
+    return {**names, **others, "samples": data.count("samples"), "rewards": data.texts("rewards")}
+
+
+def _phases(data: Recorded) -> dict[str, float]:
+    return data.numbers("phases", most=LONGEST)
+
+
+def _recipe(file: Path) -> tuple[Mapping[str, Any], dict[str, tuple[str, str]]]:
+    """The resolved recipe, and source and detail of each of its values."""
+    try:
+        content: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: got a {type(content).__name__}, expected a JSON object.")
+    data = Recorded(where=str(file), values=cast("dict[str, Any]", content))
+    origins = data.section("origins")
+    pairs = {key: origins.texts(key) for key in origins.values}
+    if odd := next((key for key, pair in pairs.items() if len(pair) != 2), ""):
+        raise ValueError(
+            f"{origins.where}: {origins.path}{odd}: got {len(pairs[odd])} texts, expected source and detail."
+        )
+    return data.nested("resolved"), {key: (source, detail) for key, (source, detail) in pairs.items()}

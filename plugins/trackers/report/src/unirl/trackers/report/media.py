@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from PIL import Image
+from unirl.core.disk import is_inside
+from unirl.core.errors import UniRLError
 from unirl.core.observe.events import EventStream, read_events
+from unirl.core.observe.recorded import Recorded
 from unirl.core.types.array import Array
 from unirl.core.types.data import MediaRef
 from unirl.core.types.track import Status, Track
 
-__all__ = ["MediaFolder", "MediaKind", "Sample", "SampleBatch", "read_media"]
+__all__ = ["MediaFolder", "MediaKind", "RunFolderError", "Sample", "SampleBatch", "open_picture", "read_media"]
 
 MediaKind = Literal["images", "texts"]
 MEDIA = "media"
@@ -30,6 +34,12 @@ INPUT = 512
 """Longest edge of one of them as saved, in pixels."""
 STRIP = 6
 """Most frames of a strip."""
+
+
+class RunFolderError(UniRLError):
+    """A folder holds no run, or one that cannot be read."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +71,12 @@ class Sample:
 
     @property
     def text(self) -> str:
-        """Completion of a text sample."""
-        # As bytes: ends of lines stay what they are.
-        return self.file.read_bytes().decode("utf-8")
+        """Completion of a text sample. Raises RunFolderError for a file that is not UTF-8 text."""
+        try:
+            # As bytes: ends of lines stay what they are.
+            return self.file.read_bytes().decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunFolderError(f"{self.file}: it cannot be read as a text: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +203,8 @@ class MediaFolder:
 def read_media(folder: Path) -> list[SampleBatch]:
     """The batches of samples of a run, by step; those that a resumed run made again count once. Empty without any.
 
-    Raises ValueError for a damaged index or a missing file.
+    Raises ValueError, with file and line, for a damaged index and for files that are missing, named twice, or not in
+    the folder of samples: the page would show whatever they lead to.
     """
     index = folder / MEDIA / INDEX
     if not index.exists():
@@ -200,16 +214,18 @@ def read_media(folder: Path) -> list[SampleBatch]:
         if event.kind == "run_resumed":
             batches = {at: batch for at, batch in batches.items() if batch.step <= event.step}
         elif event.kind in ("images", "texts"):
-            try:
-                key = event.data["key"]
-                samples = tuple(_sample(index, item) for item in event.data["samples"])
-                left_out = int(event.data["num_left_out"])
-            except (KeyError, TypeError) as error:
-                raise ValueError(f"{index}: the {event.kind} of step {event.step} lack {error}.") from error
+            read = Recorded(where=event.read_from, values=event.data)
             kind: MediaKind = "images" if event.kind == "images" else "texts"
-            batches[event.step, key, kind] = SampleBatch(
-                kind=kind, key=key, step=event.step, samples=samples, num_left_out=left_out
+            batches[event.step, read.text("key"), kind] = SampleBatch(
+                kind=kind,
+                key=read.text("key"),
+                step=event.step,
+                samples=tuple(_sample(index, item) for item in read.sections("samples")),
+                num_left_out=read.count("num_left_out"),
             )
+    files = Counter(sample.file for batch in batches.values() for sample in batch.samples)
+    if files and files.most_common(1)[0][1] > 1:
+        raise ValueError(f"{index}: it names {files.most_common(1)[0][0].relative_to(index.parent)} twice.")
     return sorted(batches.values(), key=lambda batch: (batch.step, batch.key, batch.kind))
 
 
@@ -219,18 +235,32 @@ def _picture(image: Array) -> Image.Image:
     return Image.fromarray(pixels.numpy())
 
 
-def _sample(index: Path, item: Mapping[str, Any]) -> Sample:
-    file = index.parent / item["file"]
-    # Runs before this report have none.
-    inputs = tuple(index.parent / name for name in item.get("inputs", ()))
-    for one in (file, *inputs):
-        if not one.is_file():
-            raise ValueError(f"{index}: it names {one.relative_to(index.parent)}, which is missing.")
+def open_picture(file: Path) -> Image.Image:
+    """The decoded image in a file. Raises RunFolderError for a file that has none, or one of too many pixels."""
+    try:
+        with Image.open(file) as opened:
+            opened.load()
+            return opened
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise RunFolderError(f"{file}: it cannot be read as an image: {error}") from error
+
+
+def _sample(index: Path, item: Recorded) -> Sample:
+    def place(name: str) -> Path:
+        file = index.parent / name
+        if not all(is_inside(one, index.parent) for one in (file, file.with_name(f"{file.stem}{ANIMATED}"))):
+            raise ValueError(f"{item.where}: {item.path}file: got {name!r}, expected a file in {index.parent}.")
+        if not file.is_file():
+            raise ValueError(f"{item.where}: it names {name}, which is missing.")
+        return file
+
+    parent = item.optional_text("parent")
     return Sample(
-        file=file,
-        prompt=item["prompt"],
-        reward=item["reward"],
-        is_truncated=item["is_truncated"],
-        parent=None if item["parent"] is None else index.parent / item["parent"],
-        inputs=inputs,
+        file=place(item.text("file")),
+        prompt=item.text("prompt"),
+        reward=item.optional_number("reward"),
+        is_truncated=item.flag("is_truncated"),
+        parent=None if parent is None else index.parent / parent,
+        # Runs before this report have none.
+        inputs=tuple(place(name) for name in item.texts("inputs")),
     )

@@ -23,7 +23,7 @@ from .families import HeldOut, families
 from .fold import fold
 from .graph import stage_graph
 from .history import RunHistory
-from .media import MediaKind, Sample, SampleBatch
+from .media import MediaKind, Sample, SampleBatch, open_picture
 from .theme import DARK, LIGHT
 
 __all__ = ["bytes_text", "duration", "number", "render_page"]
@@ -244,17 +244,16 @@ def _picture(sample: Sample) -> dict[str, Any]:
     if sample.animation is not None:
         strip = _image_uri(sample.file, most=2 * THUMBNAIL)
         return {"uri": _data_uri(sample.animation.read_bytes(), "webp"), "is_small": False, "strip": strip}
-    with Image.open(sample.file) as opened:
-        is_small = max(opened.size) <= THUMBNAIL // 2
+    is_small = max(open_picture(sample.file).size) <= THUMBNAIL // 2
     return {"uri": _image_uri(sample.file, most=THUMBNAIL), "is_small": is_small, "strip": None}
 
 
 def _image_uri(file: Path, *, most: int) -> str:
     """The data URI of an image, scaled down to `most` pixels on its longest edge."""
-    with Image.open(file) as opened:
-        if max(opened.size) <= most:
-            return _data_uri(file.read_bytes(), "png")
-        image = opened.convert("RGB")
+    picture = open_picture(file)
+    if max(picture.size) <= most:
+        return _data_uri(file.read_bytes(), "png")
+    image = picture.convert("RGB")
     image.thumbnail((most, most), Image.Resampling.LANCZOS)
     content = io.BytesIO()
     image.save(content, format="JPEG", quality=88)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from unirl.core.disk import replace_bytes
 from unirl.core.errors import RecipeError
+from unirl.core.observe.recorded import Recorded
+from unirl.core.specs.check import check_config
 
 from .compare import pair_samples
 from .config import ReportConfig
@@ -33,7 +36,8 @@ def write_report(folder: Path, *, config: ReportConfig | None = None, is_running
     """Write `report.html`, `curves.png` and `contact_sheet.png` of a run folder, over those that are there.
 
     config: None takes what the run's recipe says.  is_running: the run continues after this.
-    Raises RunFolderError when the folder holds no run that can be read, and DiskFull.
+    Raises RunFolderError when the folder holds no run that can be read, RecipeError for settings that this report does
+    not know, and DiskFull.
     """
     history = read_history(folder)
     config = config or recorded_config(history)
@@ -60,19 +64,28 @@ def write_report(folder: Path, *, config: ReportConfig | None = None, is_running
         held_out=held_out,
         is_running=is_running,
     )
-    replace_bytes(files.page, page.encode())
+    # Half of a surrogate pair cannot be written.
+    replace_bytes(files.page, page.encode("utf-8", "replace"))
     return files
 
 
 def recorded_config(history: RunHistory) -> ReportConfig:
     """The settings of the report that the run was made with; the defaults when it had no report."""
-    for section in history.resolved.get("tracker", {}).values():
-        if section.get("use") == "report":
+    for name, section in history.settings("tracker").items():
+        if isinstance(section, dict) and section.get("use") == "report":
             unknown = set(section) - {field.name for field in fields(ReportConfig)}
             if unknown:
                 raise RecipeError(
                     f"{history.folder}: the recorded recipe has tracker keys that this report does not know: "
                     f"{', '.join(sorted(unknown))}. Use the unirl-tracker-report that made the run."
                 )
-            return ReportConfig(**section)
+            key = f"{history.folder}: tracker.{name}"
+            read = Recorded(where=key, values=section)
+            try:
+                counts: dict[str, Any] = {name: read.count(name) for name in section if name != "use"}
+            except ValueError as error:
+                raise RecipeError(str(error)) from error
+            result = ReportConfig(**counts)
+            check_config(result, key=key)
+            return result
     return ReportConfig()
