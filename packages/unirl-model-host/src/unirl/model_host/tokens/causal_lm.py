@@ -21,6 +21,7 @@ from unirl.numerics.tokens.shared_tokens import SharedTokens
 
 from ..lazy_weights import CheckpointValues
 from ..model_files import dtype_of
+from .cache_rows import select_rows
 from .causal_lm_config import CausalLmConfig
 from .causal_lm_files import attention_of, check_architecture, empty_causal_lm, find, load_causal_lm, load_tokenizer
 from .output_scale import measured_output_scale
@@ -265,15 +266,14 @@ class CausalLmModel(TextModel):
                 tokens.to(self.device),
                 position_ids=positions.to(self.device),
                 attention_mask=attention_mask.to(self.device),
-                past_key_values=cache,
+                cache=cache,
                 use_cache=True,
                 last_logits=True,
             )
 
     def select_cache(self, cache: Any, rows: Tensor) -> Any:
         """The cache of these rows only, selected in place: the rows that ended are not needed again."""
-        cache.batch_select_indices(rows.to(self.device))
-        return cache
+        return select_rows(cache, rows.to(self.device))
 
     def arguments(self, batch: TokenBatch) -> dict[str, Any]:
         """Arguments of the forward that tell which tokens belong to one sample.

@@ -6,6 +6,7 @@ root holds before the forward, and frees it after) has the output projection at 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ class TokenScores:
         with_entropy: bool = False,
         chunk: int | None = None,
         last_logits: bool = False,
+        cache: Any = None,
         end: Callable[[Tensor, Tensor], Any] | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -43,7 +45,7 @@ class TokenScores:
 
         targets: [T] int64, with target_index [T] into the flattened [B * L] positions: returns log-probs [T] of the
         targets and their entropies [T] or None, see `token_log_probs`.
-        last_logits: returns logits [B, V] fp32 after the last position, and the cache.
+        last_logits: returns logits [B, V] fp32 after the last position, and the cache, which continues `cache`.
         end: returns what it makes of the hidden states [T, D] at target_index, times `output_scale`, and the output
         projection [V, D].
         """
@@ -54,9 +56,12 @@ class TokenScores:
         head = _output_projection(own)
         scale = self.output_scale
         if targets is None and end is None:
-            outputs = own.base_model(*args, **kwargs)
+            name = _cache_name(own.base_model)
+            if name != "past_key_values" and kwargs.get("attention_mask") is not None:
+                kwargs["attention_mask"] = kwargs["attention_mask"][:, -args[0].shape[1] :]
+            outputs = own.base_model(*args, **kwargs, **{name: cache})
             logits = output_logits(outputs.last_hidden_state[:, -1], head.weight, bias=head.bias)
-            return logits * scale, outputs.past_key_values
+            return logits * scale, outputs[name]
         assert target_index is not None, "targets come with their places"
         settings: dict[str, Any] = {"temperature": temperature / scale, "chunk": chunk, "with_entropy": with_entropy}
         if self.shared_tokens is None:
@@ -74,6 +79,12 @@ class TokenScores:
         scores = token_log_probs(hidden, head.weight, targets[part.which], bias=head.bias, **settings)
         log_probs, entropy = (None if one is None else part.gather(one) for one in scores)
         return log_probs, entropy
+
+
+def _cache_name(trunk: Any) -> str:
+    """The cache's name among the trunk's arguments and outputs; models without attention have one of their own."""
+    known = inspect.signature(trunk.forward).parameters
+    return next((name for name in ("cache_params", "state") if name in known), "past_key_values")
 
 
 def _output_projection(causal_lm: Any) -> torch.nn.Linear:
