@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
@@ -19,6 +20,7 @@ from .export import Delta
 __all__ = ["add_lora", "lora_deltas", "lora_names", "plain_names", "switch_lora"]
 
 ADAPTER = "default"
+_FULL = "Adapters are for torch.nn.Linear alone; name such layers, or train all weights with backend.trains=full"
 
 
 def add_lora(
@@ -28,22 +30,23 @@ def add_lora(
 
     The adapters are fp32 and initialised from `seed` alone, so they are the same on every rank, and whether or not the
     weights below them have values yet. Layers whose weight the model has frozen get none.
-    Raises RecipeError when a target matches no linear layer.
+    Raises RecipeError when a target matches no linear layer, or one that peft refuses for the architecture.
     """
     names = _matched(module, list(settings.targets) or list(default_targets))
     module.requires_grad_(False)
+    adapter = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType]  (peft divides it by the rank; floats are fine)
+        target_modules=names,
+        init_lora_weights="gaussian" if settings.init == "gaussian" else True,
+    )
     with torch.random.fork_rng(), _stand_ins(module, names, device):
         torch.manual_seed(seed)
-        inject_adapter_in_model(
-            LoraConfig(
-                r=settings.rank,
-                lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType]  (peft divides it by the rank; floats are fine)
-                target_modules=names,
-                init_lora_weights="gaussian" if settings.init == "gaussian" else True,
-            ),
-            module,
-            ADAPTER,
-        )
+        try:
+            inject_adapter_in_model(adapter, module, ADAPTER)
+        except ValueError as error:
+            # Such as layers whose weights fused kernels read, which would leave an adapter out.
+            raise RecipeError(f"backend.lora.targets: {error}") from error
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -103,27 +106,37 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 
 
 def _matched(module: nn.Module, targets: Sequence[str]) -> list[str]:
-    if not targets:
-        raise RecipeError(
-            "backend.lora.targets: got none, and the model has no default targets; "
-            "list endings of its linear layers, such as [to_q,to_k,to_v]."
-        )
+    name_of_class = type(module).__name__
     linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    if not targets:
+        # Those of blocks, which are numbered.
+        endings = sorted({name.split(".")[-1] for name in linear if re.search(r"\.\d+\.", name)})
+        listed = f"List endings of its linear layers: {', '.join(endings)}"
+        raise RecipeError(
+            f"backend.lora.targets: got none, and the model has no default targets in {name_of_class}. "
+            f"{listed if endings else _FULL}."
+        )
     matched: list[str] = []
     for target in targets:
-        all_names = [name for name in linear if name == target or name.endswith("." + target)]
+        all_names = [name for name in linear if _ends(name, target)]
         names = [name for name in all_names if module.get_parameter(f"{name}.weight").requires_grad]
         if all_names and not names:
             raise RecipeError(
-                f"backend.lora.targets: {target!r} matches {len(all_names)} layers of {type(module).__name__}, such as "
+                f"backend.lora.targets: {target!r} matches {len(all_names)} layers of {name_of_class}, such as "
                 f"{all_names[0]!r}, and the model has frozen all of them. Leave it out, or name layers that may train."
             )
         if not names:
+            others = sorted({type(part).__name__ for name, part in module.named_modules() if _ends(name, target)})
             endings = sorted({".".join(name.split(".")[-depth:]) for name in linear for depth in (1, 2, 3)})
             near = difflib.get_close_matches(target, endings, n=5, cutoff=0.3) or endings[:5]
+            nearest = f"Nearest: {', '.join(near) or 'it has no linear layers'}"
             raise RecipeError(
-                f"backend.lora.targets: {target!r} matches no linear layer of {type(module).__name__}. "
-                f"Nearest: {', '.join(near) or 'it has no linear layers'}."
+                f"backend.lora.targets: {target!r} matches no linear layer of {name_of_class}"
+                f"{f', but {others[0]}. {_FULL}' if others else f'. {nearest}'}."
             )
         matched += [name for name in names if name not in matched]
     return matched
+
+
+def _ends(name: str, target: str) -> bool:
+    return name == target or name.endswith("." + target)

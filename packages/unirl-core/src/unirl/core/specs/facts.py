@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..errors import PluginBroken
+from ..errors import PluginBroken, RecipeError
 from ..types.array import Module
 
 if TYPE_CHECKING:
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["names_in"]
 
 
-def names_in(fact: NamesInModule, module: Module) -> tuple[str, ...]:
+def names_in(fact: NamesInModule, module: Module, *, may_be_empty: bool = False) -> tuple[str, ...]:
     """`lora_targets` or `wrap_blocks` of a spec, for its trainable module: as stated, or what the function gives.
 
-    Raises PluginBroken when the function that the spec names cannot be imported, or finds nothing.
+    Raises PluginBroken when the function that the spec names cannot be imported, and RecipeError when it finds nothing
+    in the module, unless it may.
     """
     if isinstance(fact, tuple):
         return fact
@@ -27,6 +28,9 @@ def names_in(fact: NamesInModule, module: Module) -> tuple[str, ...]:
     except (ImportError, AttributeError, ValueError) as error:
         raise PluginBroken(f"a model's spec names {fact!r}, expected 'package.module:function': {error}") from error
     names = tuple(find(module))
-    if not names:
-        raise PluginBroken(f"a model's spec names {fact!r}, which found nothing in {type(module).__name__}.")
+    if not names and not may_be_empty:
+        raise RecipeError(
+            f"model: {function!r}, by which the spec names parts, finds none in {type(module).__name__}. Choose a "
+            "checkpoint of another architecture, or write a model plugin that names them."
+        )
     return names

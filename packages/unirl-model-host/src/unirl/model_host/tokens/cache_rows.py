@@ -21,7 +21,7 @@ def select_rows(cache: Any, rows: Tensor) -> Any:
         cache.reorder_cache(rows)
     if not states:
         return cache
-    # Some classes select a part of their states alone: MiniMax leaves its linear attention, DeepSeek-V4 its compressors.
+    # Some classes leave a part of their states: MiniMax its linear attention, DeepSeek-V4 its compressors.
     batch, left = len(states[0]), {id(state) for state in states}
 
     def select(state: Tensor) -> Tensor:

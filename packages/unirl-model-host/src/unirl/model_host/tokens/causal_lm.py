@@ -25,6 +25,7 @@ from .cache_rows import select_rows
 from .causal_lm_config import CausalLmConfig
 from .causal_lm_files import attention_of, check_architecture, empty_causal_lm, find, load_causal_lm, load_tokenizer
 from .output_scale import measured_output_scale
+from .token_scores import trunk_of
 
 __all__ = ["CausalLmModel", "packed_offsets"]
 
@@ -102,8 +103,7 @@ class CausalLmModel(TextModel):
 
     @property
     def trunk(self) -> torch.nn.Module:
-        result: Any = self.causal_lm
-        return result.base_model
+        return trunk_of(self.causal_lm)
 
     @property
     def hidden_size(self) -> int:

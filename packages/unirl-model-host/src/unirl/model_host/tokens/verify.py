@@ -15,6 +15,7 @@ from .causal_lm import CausalLmModel
 
 __all__ = ["verify"]
 
+_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 _TEXTS = ("The ring is red, is it not? Yes.", "2 + 3 = 5")
 _CHOICES = ((1, 0, 1), (2, 1), (1, 0), (1,))
 """Rows of the cache that are kept after each step: repeated, as samples of a prompt are, reordered, and dropped."""
@@ -34,19 +35,31 @@ def verify(
     prompts, conditions: two of a model that reads media; else they are made of texts.
     Raises RecipeError, key `model.path`, with the difference, and for a forward that does not take such batches.
     """
+    name_of_class = type(model.causal_lm).__name__
+    rows = [torch.tensor(model.tokenizer(text)["input_ids"], dtype=torch.int64) for text in _TEXTS]
+    asked, answers = list(prompts) or [row[: len(row) // 2] for row in rows], [row[len(row) // 2 :] for row in rows]
+    media = {name: tuple(each) for name, each in (conditions or {}).items()}
+    own = [{name: each[row] for name, each in media.items()} for row in range(len(rows))]
     try:
-        found, bound = _gaps(model, prompts, conditions or {})
-    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        expected = [_alone(model, *one) for one in zip(asked, answers, own, strict=True)]
+    except _ERRORS as error:
         raise RecipeError(
-            f"model.path: {type(model.causal_lm).__name__!r} does not take padded batches and a cache as transformers' "
-            f"usual models do: {error}. Choose another architecture, or write a model plugin."
+            f"model.path: {name_of_class!r} of transformers does not run on a text with the config and weights of this "
+            f"checkpoint: {error}. Fetch it again, or choose another one."
+        ) from error
+    try:
+        found, bound = _gaps(model, asked, answers, media, expected)
+    except _ERRORS as error:
+        raise RecipeError(
+            f"model.path: {name_of_class!r} does not take padded batches and a cache as transformers' usual models do: "
+            f"{error}. Choose another architecture, or write a model plugin."
         ) from error
     name, worst = max(found.items(), key=lambda item: item[1])
     if not worst <= bound:
         # Only flash attention packs.
         advice = "use model.attention=sdpa, " if name == "packed" else ""
         raise RecipeError(
-            f"model.path: {type(model.causal_lm).__name__!r} gives log-probs that differ by {worst:.2g} in a {name} "
+            f"model.path: {name_of_class!r} gives log-probs that differ by {worst:.2g} in a {name} "
             f"batch from those of each text alone, expected at most {bound:.1g}. Its layers do not keep to masks, "
             f"positions and rows of a cache as transformers' usual models do: {advice}choose another architecture, or "
             "write a model plugin."
@@ -54,22 +67,21 @@ def verify(
 
 
 def _gaps(
-    model: CausalLmModel, prompts: Sequence[Tensor], conditions: Mapping[str, Sequence[Tensor]]
+    model: CausalLmModel,
+    asked: Sequence[Tensor],
+    answers: Sequence[Tensor],
+    media: Mapping[str, Any],
+    expected: Sequence[Tensor],
 ) -> tuple[dict[str, float], float]:
     """Way of computing -> largest difference of a log-prob; and the largest that rounding explains."""
-    rows = [torch.tensor(model.tokenizer(text)["input_ids"], dtype=torch.int64) for text in _TEXTS]
-    asked, answers = list(prompts) or [row[: len(row) // 2] for row in rows], [row[len(row) // 2 :] for row in rows]
-    media = {name: tuple(each) for name, each in conditions.items()}
-    own = [{name: each[row] for name, each in media.items()} for row in range(len(rows))]
-    expected = [_alone(model, *one) for one in zip(asked, answers, own, strict=True)]
     ways = {"padded": pad_batch(asked, answers, pad_token=model.pad_token, conditions=media)}
     if model.packs:
         ways["packed"] = pack_batch(asked, answers, conditions=media)
-    largest = float(torch.cat(expected).abs().max())
+    largest = float(torch.cat(list(expected)).abs().max())
     dtype = model.autocast or next(model.causal_lm.parameters()).dtype
     # Some ten layers of sums in another order; an error of masks or positions is of the order of the log-probs.
     bound = 64 * torch.finfo(dtype).eps * max(1.0, largest) if dtype is torch.float32 else 0.1 * max(1.0, largest)
-    found = {name: _gap(_scored(model, batch), torch.cat(expected)) for name, batch in ways.items()}
+    found = {name: _gap(_scored(model, batch), torch.cat(list(expected))) for name, batch in ways.items()}
     found["cached"] = max(_gap(*pair) for pair in _cached(model, asked, answers, media, expected))
     return found, bound
 
