@@ -156,7 +156,7 @@ def test_files_that_do_not_fit_together_are_told_from_an_architecture_that_takes
         (
             "GPT2LMHeadModel",
             [],
-            r"got none, and no default targets in GPT2LMHeadModel\. Adapters are",
+            r"got none, and the model has no default targets in GPT2LMHeadModel\. Adapters are",
         ),
         ("GPT2LMHeadModel", ["c_attn"], r"'c_attn' matches no linear layer of .*, but Conv1D\. .*backend\.trains=full"),
         (
