@@ -188,6 +188,14 @@ FAMILIES: dict[str, Family] = {
     "Kandinsky5T2VPipeline": Family(
         parts=sources.kandinsky_video, guided=_scale, frames=5, is_ragged=True, is_single=True
     ),
+    "QwenImage21Pipeline": Family(
+        parts=sources.qwen_image21,
+        guided=_true_scale,
+        most_images=8,
+        modes=TAKES,
+        is_ragged=True,
+    ),
+    "WanVACEPipeline": Family(parts=videos.wan_vace, guided=_scale, frames=5, is_single=True),
     "MochiPipeline": Family(parts=videos.mochi, guided=_scale, sign=-1, frames=7, idle=1),
 }
 REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str, str]] = {

@@ -127,6 +127,8 @@ class Session:
         self.compute_dtype = autocast or dtype
         self.casts_timestep = False
         """The transformer takes its timestep in the dtype of its weights alone, and so rounded."""
+        self.takes_lists = True
+        """Of prompts; a pipeline that does not has one prompt in a run."""
         self._scheduler = _handed(pipeline.scheduler)
         self.image_name = next((name for name in ("image", "control_image") if name in self.parameters), None)
         """The argument for source images, if the pipeline has one."""
@@ -143,7 +145,10 @@ class Session:
         """The scale of the pipeline's own guidance: pipelines turn it off at 1, or at 0."""
         scales = ["true_cfg_scale", *([] if self.has_embedded_guidance else ["guidance_scale"])]
         known = [name for name in scales if name in self.parameters and self.parameters[name].default is not None]
-        self._arguments = {**dict.fromkeys(known, scale), "use_resolution_binning": False, **self._given}
+        # A forward is a run of its own: nothing of an earlier step may be left for it.
+        caches = [name for name in self.parameters if re.fullmatch(r"use_\w*cache", name)]
+        off = dict.fromkeys(("use_resolution_binning", *caches), False)
+        self._arguments = {**dict.fromkeys(known, scale), **off, **self._given}
         self._records = self._records and {}
 
     @contextmanager
@@ -177,7 +182,7 @@ class Session:
         methods = {name: _around(name, getattr(pipeline, name), run) for name in names}
         pipeline.__dict__.update(scheduler=scheduler, transformer=gate, **guider, **methods)
         arguments = {
-            "prompt": list(prompts),
+            "prompt": list(prompts) if self.takes_lists or len(prompts) > 1 else prompts[0],
             "height": size.height,
             "width": size.width,
             "num_frames": size.frames,
