@@ -39,6 +39,8 @@ class Family:
     takes_row_sigmas: bool = True
     is_ragged: bool = False
     is_single: bool = False
+    takes_lists: bool = True
+    """Of prompts."""
     images: int = 0
     """Source images of its prompts."""
     modes: frozenset[bool] = frozenset({False})
@@ -195,7 +197,7 @@ FAMILIES: dict[str, Family] = {
         modes=TAKES,
         is_ragged=True,
     ),
-    "WanVACEPipeline": Family(parts=videos.wan_vace, guided=_scale, frames=5, is_single=True),
+    "WanVACEPipeline": Family(parts=videos.wan_vace, guided=_scale, frames=5, is_single=True, takes_lists=False),
     "MochiPipeline": Family(parts=videos.mochi, guided=_scale, sign=-1, frames=7, idle=1),
 }
 REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str, str]] = {

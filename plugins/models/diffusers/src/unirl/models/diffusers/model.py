@@ -270,7 +270,7 @@ class DiffusersModel(DiffusionModel):
             real_from=2,
             output_type="pt",
         )
-        media = media.float().clamp(0, 1)
+        media = _on_white(media.float().clamp(0, 1))
         return media[:, 0] if media.ndim == 5 and media.shape[1] == 1 else media
 
     blank_length = 256
@@ -326,6 +326,14 @@ class DiffusersModel(DiffusionModel):
         check_size("width", sampling.width, first=grid.unit, step=grid.unit)
         check_size("frames", sampling.frames, first=1, step=grid.frame_step or 1)
         return Size(sampling.height, sampling.width, sampling.frames, sampling.max_sequence_length)
+
+
+def _on_white(media: Tensor) -> Tensor:
+    """Media [..., 3, H, W] of those that may have a fourth channel, their opacity, as Qwen-Image 2.1's."""
+    if media.shape[-3] != 4:
+        return media
+    colors, opacity = media.split([3, 1], dim=-3)
+    return colors * opacity + 1 - opacity
 
 
 @lru_cache(maxsize=256)

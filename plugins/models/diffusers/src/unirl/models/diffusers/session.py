@@ -135,6 +135,8 @@ class Session:
         names = _names(self._call)
         self._encoders = [name for name in names if re.match(r"_?encode_", name)]
         self._preparing = [name for name in names if re.match(r"_?prepare_", name) and hasattr(pipeline, name)]
+        self._encoding: list[str] = []
+        """Those of `prepare_*` that encode although there is no image, such as a blank video."""
         self._form: tuple[Any, Any] | None = None
 
     @property
@@ -178,7 +180,7 @@ class Session:
         scheduler.run = run
         gate = _Gate(run.transformer, lambda *args, **kwargs: self._transformer(run, args, kwargs))
         guider = {"guider": _disabled(pipeline.guider)} if hasattr(pipeline, "guider") else {}
-        names = [*self._encoders, *(self._preparing if images else ())]
+        names = [*self._encoders, *(self._preparing if images else self._encoding)]
         methods = {name: _around(name, getattr(pipeline, name), run) for name in names}
         pipeline.__dict__.update(scheduler=scheduler, transformer=gate, **guider, **methods)
         arguments = {
@@ -239,6 +241,44 @@ class Session:
         if self._records is not None:
             self._records[key] = record, run
         return record, run
+
+    def find_form_of_prompts(self, prompt: str, **settings: Any) -> None:
+        """Whether the pipeline takes lists of prompts: VACE takes none, not even one of one prompt. settings: of
+        `record`."""
+        self.takes_lists = True
+        try:
+            self.record([prompt], **settings)
+        except (AttributeError, TypeError, ValueError):
+            self.takes_lists = False
+            try:
+                self.record([prompt], **settings)
+            except (AttributeError, TypeError, ValueError):
+                # What is wrong with it then is said by the checks that follow.
+                self.takes_lists = True
+
+    def keep_encoding(self, prompt: str, *, size: Size, transformer: nn.Module) -> None:
+        """Record, for prompts without images, those of the methods `prepare_*` that run the VAE's encoder."""
+        calls: list[str] = []
+        found: dict[str, None] = {}
+
+        def watch(name: str, own: Callable[[], Any]) -> Any:
+            before = len(calls)
+            value = own()
+            if len(calls) > before and name in self._preparing:
+                found[name] = None
+            return value
+
+        self._encoding = self._preparing
+        encoder: nn.Module = getattr(self.pipeline.vae, "encoder", None) or nn.Identity()
+        handle = encoder.register_forward_pre_hook(lambda *_: calls.append(""))
+        try:
+            with torch.no_grad():
+                run = Run(transformer=transformer, on_step=_never, on_encode=watch, real_from=-1)
+                self.run(run, prompts=[prompt], size=size)
+        finally:
+            handle.remove()
+            self._encoding = list(found)
+        self._records = self._records and {}
 
     def _timestep(self, value: Any) -> Any:
         is_cast = self.casts_timestep and isinstance(value, Tensor) and value.is_floating_point()

@@ -151,8 +151,10 @@ def _verify(model: DiffusersModel, *, on_shapes: bool) -> None:
     if not session.makes_videos:
         size = dataclasses.replace(size, frames=1)
     model.blank_length = size.max_sequence_length
-    session.takes_lists = not _takes_one_prompt(model, size)
+    images = [] if session.image_name is None else [_random_image(0, 160, 112)]
+    session.find_form_of_prompts(_PROMPTS[0], size=size, images=images, transformer=model.transformer)
     if _takes_text_alone(model, size):
+        session.keep_encoding(_PROMPTS[0], size=size, transformer=model.transformer)
         _verify_with(model, size, [(), (), ()], on_shapes=on_shapes)
     if session.image_name is not None:
         if session.makes_videos:
@@ -168,21 +170,6 @@ def _verify(model: DiffusersModel, *, on_shapes: bool) -> None:
         model.facts.most_images = 1
         _count_images(model, size, images, on_shapes=on_shapes)
     _check_decoding_of_batches(model, dataclasses.replace(size, height=64, width=96, frames=1))
-
-
-def _takes_one_prompt(model: DiffusersModel, size: Size) -> bool:
-    """Whether the pipeline takes a prompt and no list of prompts, be it one of one prompt, as VACE does."""
-    session = model.session
-    images = [] if session.image_name is None else [_random_image(0, 160, 112)]
-    for takes_lists in (True, False):
-        session.takes_lists = takes_lists
-        try:
-            session.record([_PROMPTS[0]], size=size, images=images, transformer=model.transformer)
-        except _FAILURES:
-            continue
-        return not takes_lists
-    # Whatever else is wrong with it is said by what follows.
-    return False
 
 
 def _takes_text_alone(model: DiffusersModel, size: Size) -> bool:
