@@ -232,6 +232,22 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str, str]] = {
         "its latents are [8, 0, 2, 3] for 64 x 96 pixels and 1 frames",
         "its scheduler never sees the first frame",
     ),
+    "FluxFillPipeline": (images.flux, "and also takes 'mask_image', 'strength'", "it needs a mask"),
+    "FluxImg2ImgPipeline": (
+        images.flux,
+        "3 steps called the scheduler 2 times. It is given prompts and source images alone, and also takes 'strength'",
+        "it starts from an image with noise, after a part of the steps",
+    ),
+    "StableDiffusion3PAGPipeline": (
+        images.sd3,
+        "its transformer is run for 6 rows in 3 steps of one prompt",
+        "its own guidance cannot be turned off",
+    ),
+    "SkyReelsV2DiffusionForcingPipeline": (
+        videos.skyreels,
+        "3 steps called the scheduler 0 times",
+        "each frame has a scheduler of its own",
+    ),
     "WanImageToVideoPipeline 2.2-5B": (
         videos.wan_5b,
         "what it decodes depends on the image",

@@ -238,6 +238,11 @@ class DiffusersModel(DiffusionModel):
         size = self._size(sampling)
         images = () if False in self.facts.layouts else (_grey(size.width, size.height),)
         run = self._recorded("", size, images, num_steps=sampling.num_inference_steps)[1]
+        if len(run.timesteps) != sampling.num_inference_steps:
+            raise RecipeError(
+                f"sampling.num_inference_steps: got {sampling.num_inference_steps}, but the checkpoint of "
+                f"{type(self.pipeline).__name__} has a schedule of {len(run.timesteps)} steps. Set that number."
+            )
         sigmas = run.sigmas.float().cpu()
         return 1 - sigmas if self.facts.is_inverted else sigmas
 

@@ -120,9 +120,11 @@ def _refusing(model: DiffusersModel) -> Generator[None]:
         with torch.no_grad():
             yield
     except _FAILURES as error:
+        others = ", ".join(map(repr, model.session.other_inputs))
+        also = f" It is given prompts and source images alone, and also takes {others}." if others else ""
         raise RecipeError(
-            f"model.path: {name} cannot be used as a model: {error}. Choose another checkpoint, or write a model "
-            "plugin."
+            f"model.path: {name} cannot be used as a model: {str(error).rstrip('.')}.{also} Choose another checkpoint, "
+            "or write a model plugin."
         ) from error
     finally:
         logging.set_verbosity(verbosity)
