@@ -136,7 +136,8 @@ class Session:
         """The argument for source images, if the pipeline has one."""
         names = _names(self._call)
         self._encoders = [name for name in names if re.match(r"_?encode_", name)]
-        self._preparing = [name for name in names if re.match(r"_?prepare_", name) and hasattr(pipeline, name)]
+        self._prepares = [name for name in names if re.match(r"_?prepare_", name) and hasattr(pipeline, name)]
+        self._preparing = self._prepares
         self._encoding: list[str] = []
         """Those of `prepare_*` that encode although there is no image, such as a blank video."""
         self._form: tuple[Any, Any, dict[str, str | bool]] | None = None
@@ -265,19 +266,20 @@ class Session:
                 # What is wrong with it then is said by the checks that follow.
                 self.takes_lists = True
 
-    def keep_encoding(self, prompt: str, *, size: Size, transformer: nn.Module) -> None:
-        """Record, for prompts without images, those of the methods `prepare_*` that run the VAE's encoder."""
+    def keep_encoding(self, prompt: str, *, size: Size, transformer: nn.Module) -> bool:
+        """Record, for prompts without images, those of the methods `prepare_*` that run the VAE's encoder. Returns
+        whether there are any."""
         calls: list[str] = []
         found: dict[str, None] = {}
 
         def watch(name: str, own: Callable[[], Any]) -> Any:
             before = len(calls)
             value = own()
-            if len(calls) > before and name in self._preparing:
+            if len(calls) > before and name in self._prepares:
                 found[name] = None
             return value
 
-        self._encoding = self._preparing
+        self._encoding = self._prepares
         encoder: nn.Module = getattr(self.pipeline.vae, "encoder", None) or nn.Identity()
         handle = encoder.register_forward_pre_hook(lambda *_: calls.append(""))
         try:
@@ -288,6 +290,7 @@ class Session:
             handle.remove()
             self._encoding = list(found)
         self._records = self._records and {}
+        return bool(found)
 
     def _timestep(self, value: Any) -> Any:
         is_cast = self.casts_timestep and isinstance(value, Tensor) and value.is_floating_point()
