@@ -93,6 +93,28 @@ def test_rows_are_selected_from_caches_that_select_a_part_or_nothing_themselves(
     assert first[:, 0].tolist() == second[:, 0].tolist() == expected and nothing is None
 
 
+def keys_alone(cache: Any, rows: Tensor) -> Any:
+    for layer in cache.layers:
+        cache_utils.CacheLayerMixin.reorder_cache(layer, rows)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (keys_alone, r"does not take padded batches and a cache"),
+        (lambda cache, rows: select_rows(cache, rows.sort().values), r"in a cached batch .* rows of a cache"),
+    ],
+    ids=["states stay", "rows in another order"],
+)
+def test_rows_that_a_rollout_would_mix_up_are_found_when_the_model_is_loaded(
+    wrong: Any, says: str, load: Callable[..., AutoCausalLm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unirl.model_host.tokens.causal_lm.select_rows", wrong)
+    with pytest.raises(RecipeError, match=rf"^model\.path: 'FalconH1ForCausalLM' .*{says}"):
+        load("FalconH1")
+
+
 def numbered(*size: int) -> Tensor:
     """Row n holds n + 1."""
     return (torch.arange(size[0]) + 1.0).view(-1, *[1] * (len(size) - 1)).expand(size).clone()
