@@ -105,6 +105,8 @@ OTHERS: Mapping[str, Mapping[str, Any]] = {
     "OPT": {"ffn_dim": 32, "word_embed_proj_dim": 16},
 }
 """Families that keep their trunk, or a decoder in it, under names of their own."""
+HYBRIDS = ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+"""Those of `STATES` that are compared as `SETTINGS` are, but for tokens shared by ranks."""
 SMALL = {**COMMON, "hidden_size": 32, "intermediate_size": 32}
 
 
