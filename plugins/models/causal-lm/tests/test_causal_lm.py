@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from causal_lm_families import SETTINGS
+from causal_lm_families import HYBRIDS, SETTINGS
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from unirl.core.specs.facts import names_in
@@ -28,7 +28,7 @@ from unirl.numerics.tokens.rollout import generate_text
 PROMPTS = ("What is 47 + 85?", "Say it in French: the ring is red.", "a")
 ANSWERS = ("132", "l'anneau est rouge.", "?\n\nab")
 SCALES = {"Cohere2": 0.25, "Granite": 1 / 8}
-FAMILIES = pytest.mark.parametrize("name", SETTINGS)
+FAMILIES = pytest.mark.parametrize("name", [*SETTINGS, *HYBRIDS])
 
 
 def reference(folder: Path, name: str) -> Any:
@@ -50,7 +50,7 @@ def reference_log_probs(own: Any, rows: tuple[list[Tensor], list[Tensor]], *, te
     return torch.cat(result)
 
 
-WITHOUT_VALUES = sorted(SETTINGS.keys() - {"Mixtral"})
+WITHOUT_VALUES = sorted({*SETTINGS, *HYBRIDS} - {"Mixtral"})
 """Not Mixtral: its checkpoints name the experts otherwise than its module."""
 
 

@@ -13,12 +13,16 @@ from causal_lm_families import COMMON, write
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from unirl.core.errors import DataError, RecipeError
+from unirl.core.specs.facts import names_in
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.model_host.tokens.miniature import byte_tokenizer, save_random
 from unirl.models.causal_lm import tiny
 from unirl.models.causal_lm.config import AutoCausalLmConfig
-from unirl.models.causal_lm.model import build
+from unirl.models.causal_lm.model import AutoCausalLm, build
+from unirl.models.causal_lm.plugin import SPEC
+from unirl.train_host.adapters import add_lora
+from unirl.train_host.config import LoraSettings
 
 OWN_CODE = """
 from safetensors.torch import load_file, save_file
@@ -182,3 +186,48 @@ def test_a_text_with_a_token_that_has_no_embedding_is_refused(folder: Callable[[
         model.prompt_tokens(Inputs.of_texts(["a", "a <image>"]), sampling=TextSamplingConfig(chat=False))
     with pytest.raises(DataError, match=rf"^stored completion 'a <image>' has the token {says}"):
         model.completion_tokens(["a <image>"])
+
+
+def test_a_model_that_keeps_no_cache_or_has_a_layer_before_its_logits_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "gpt", "OpenAIGPTLMHeadModel")
+    with pytest.raises(RecipeError, match=r"'OpenAIGPTLMHeadModel' returns no 'past_key_values', the cache with which"):
+        build(AutoCausalLmConfig(path=str(path)), device="cpu")
+    path = write(tmp_path / "roberta", "Roberta", is_decoder=True)
+    with pytest.raises(
+        RecipeError, match=r"'RobertaForCausalLM' does more between its trunk .* such as one more layer"
+    ):
+        build(AutoCausalLmConfig(path=str(path)), device="cpu")
+
+
+def test_files_that_do_not_fit_together_are_told_from_an_architecture_that_takes_no_batches(tmp_path: Path) -> None:
+    """Latent attention has as many keys as heads."""
+    path = write(tmp_path / "latent", "DeepseekV3", num_key_value_heads=2)
+    with pytest.raises(RecipeError, match=r"'DeepseekV3ForCausalLM' of transformers does not run on a text with the"):
+        build(AutoCausalLmConfig(path=str(path)), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "says"),
+    [
+        (
+            "GPT2LMHeadModel",
+            [],
+            r"got none, and the model has no default targets in GPT2LMHeadModel\. Adapters are",
+        ),
+        ("GPT2LMHeadModel", ["c_attn"], r"'c_attn' matches no linear layer of .*, but Conv1D\. .*backend\.trains=full"),
+        (
+            "Mamba",
+            [],
+            r"got none, .* in MambaForCausalLM\. List endings of its linear layers: dt_proj, in_proj, out_proj",
+        ),
+        ("Mamba", ["out_proj"], r"'out_proj' is incompatible with Mamba"),
+    ],
+    ids=["transposed by default", "transposed", "without attention", "read by fused kernels"],
+)
+def test_adapters_that_an_architecture_cannot_have_are_refused_with_what_to_do(
+    name: str, targets: list[str], says: str, load: Callable[..., AutoCausalLm]
+) -> None:
+    module = load(name).trainable
+    found = names_in(SPEC.lora_targets, module, may_be_empty=True)
+    with pytest.raises(RecipeError, match=rf"^backend\.lora\.targets: .*{says}"):
+        add_lora(module, LoraSettings(targets=targets), default_targets=found, seed=0, device=torch.device("cpu"))

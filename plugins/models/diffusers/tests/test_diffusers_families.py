@@ -82,7 +82,7 @@ def own_run(
     known = signature(pipeline.__call__).parameters
     arguments = {k: v for k, v in {**optional, **arguments}.items() if k in known}
     result = pipeline(
-        prompt=[PROMPT],
+        prompt=[PROMPT] if FAMILIES[name].takes_lists else PROMPT,
         height=sampling.height,
         width=sampling.width,
         num_inference_steps=STEPS,
@@ -133,7 +133,11 @@ def test_a_pipeline_gives_the_numbers_of_its_own_run(name: str, load: Load, fold
         velocity = model.velocity(x[:-1], sigmas[:-1].float(), conditions)
         media = model.decode(x[-1:])
     assert gap(velocity, family.sign * latents(model, own.predictions, sampling)) <= SAME
-    assert gap(media, own.media.float()) <= SAME
+    expected = own.media.float()
+    if expected.shape[1] == 4:
+        # Seen on white.
+        expected = expected[:, :3] * expected[:, 3:] + (1 - expected[:, 3:])
+    assert gap(media, expected) <= SAME
     assert own.media.std() > 1e-3
     layout = model.facts.layouts[bool(family.images)]
     assert (layout.takes_row_sigmas, bool(layout.ragged), layout.is_single) == (

@@ -253,3 +253,38 @@ def test_a_timestep_of_rows_is_expanded_and_mapped_row_by_row_and_nothing_else()
     for mixes in (float, lambda one: one.item(), lambda one: one.expand(2), lambda one: one * torch.ones(3)):
         with pytest.raises(TypeError):
             mixes(t)
+
+
+def test_a_pipeline_that_keeps_a_state_from_step_to_step_is_refused_with_the_switch(
+    folder: Callable[[str], Path],
+) -> None:
+    path = str(folder("QwenImage21Pipeline"))
+    message = r"called with kv_cache_mode='extract' in some steps and 'cached' in others: it keeps a state from step to"
+    with pytest.raises(RecipeError, match=rf"^model\.path: QwenImage21Pipeline cannot .* {message}"):
+        build(DiffusersConfig(path=path, call={"use_kv_cache": True}), device="cpu")
+
+
+def test_a_number_of_steps_that_a_checkpoint_does_not_have_is_refused(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    own = Path(shutil.copytree(folder("QwenImage21Pipeline"), tmp_path / "own"))
+    change("model_index.json", sample_sigmas=[1.0, 0.7, 0.3])(own)
+    model = build(DiffusersConfig(path=str(own)), device="cpu")
+    with pytest.raises(RecipeError, match=r"^sampling\.num_inference_steps: got 4, but .* has a schedule of 3 steps\."):
+        model.schedule(SAMPLING)
+    assert len(model.schedule(dataclasses.replace(SAMPLING, num_inference_steps=3))) == 4
+
+
+def test_a_blank_video_is_encoded_once_for_a_prompt_and_not_in_every_forward(
+    load: Callable[..., DiffusersModel],
+) -> None:
+    model = load("WanVACEPipeline")
+    sampling = dataclasses.replace(SAMPLING, frames=5)
+    conditions = model.encode(Inputs.of_texts(["a ring"]), sampling=sampling)
+    calls: list[Any] = []
+    handle = model.vae.encoder.register_forward_pre_hook(lambda *args: calls.append(args))
+    x = torch.randn((1, *model.latent_shape(sampling)), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model.velocity(x, torch.tensor([0.5]), conditions)
+    handle.remove()
+    assert not calls

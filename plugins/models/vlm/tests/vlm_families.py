@@ -103,6 +103,27 @@ def llava_onevision(folder: Path) -> None:
     save(folder, transformers.LlavaOnevisionForConditionalGeneration, config, words, images, **settings)
 
 
+def qwen35(folder: Path) -> None:
+    """A layer of linear attention, then one of softmax attention, below positions along three dims."""
+    words = image_miniature.tokenizer()
+    names = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    config = transformers.Qwen3_5Config(
+        text_config={
+            **common(words), "rope_parameters": rope, "layer_types": ["linear_attention", "full_attention"],
+            "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        },
+        vision_config={
+            "depth": 2, "hidden_size": 32, "patch_size": 14, "out_hidden_size": 64, "num_heads": 2,
+            "intermediate_size": 64, "num_position_embeddings": 16,
+        },
+        **{f"{key}_token_id": words.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()},
+    )  # fmt: skip
+    images = image_miniature.image_processor()
+    save(folder, transformers.Qwen3_5ForConditionalGeneration, config, words, images)
+
+
 FAMILIES: Mapping[str, Callable[..., None]] = {
     "Gemma3": gemma3,
     "InternVL": internvl,
@@ -110,6 +131,7 @@ FAMILIES: Mapping[str, Callable[..., None]] = {
     "LlavaOnevision": llava_onevision,
     "Qwen2_5_VL": lambda folder: image_miniature.write_qwen25(folder, seed=0),
     "Qwen3VL": lambda folder: image_miniature.write_qwen3(folder, seed=0),
+    "Qwen3_5": qwen35,
 }
 
 

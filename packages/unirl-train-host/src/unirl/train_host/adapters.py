@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
+from unirl.core.errors import RecipeError
 from unirl.core.specs.facts import adapted_layers
 
 from .config import LoraSettings
@@ -27,24 +28,26 @@ def add_lora(
 
     The adapters are fp32 and initialised from `seed` alone, so they are the same on every rank, and whether or not the
     weights below them have values yet. Layers whose weight the model has frozen get none.
-    Raises RecipeError when a target matches no linear layer.
+    Raises RecipeError when a target matches no linear layer, or one that peft refuses for the architecture.
     """
+    kinds = {name: type(part).__name__ for name, part in module.named_modules()}
     linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
     may_train = {name: module.get_parameter(f"{name}.weight").requires_grad for name in linear}
-    names = adapted_layers(settings.targets or default_targets, may_train, module=type(module).__name__)
+    names = adapted_layers(settings.targets or default_targets, may_train, module=kinds[""], kinds=kinds)
     module.requires_grad_(False)
+    adapter = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType]  (peft divides it by the rank; floats are fine)
+        target_modules=names,
+        init_lora_weights="gaussian" if settings.init == "gaussian" else True,
+    )
     with torch.random.fork_rng(), _stand_ins(module, names, device):
         torch.manual_seed(seed)
-        inject_adapter_in_model(
-            LoraConfig(
-                r=settings.rank,
-                lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType]  (peft divides it by the rank; floats are fine)
-                target_modules=names,
-                init_lora_weights="gaussian" if settings.init == "gaussian" else True,
-            ),
-            module,
-            ADAPTER,
-        )
+        try:
+            inject_adapter_in_model(adapter, module, ADAPTER)
+        except ValueError as error:
+            # Such as layers whose weights fused kernels read, which would leave an adapter out.
+            raise RecipeError(f"backend.lora.targets: {error}") from error
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

@@ -305,7 +305,7 @@ class ShardedBackend(Backend):
             return 0
         from .adapters import add_lora
 
-        targets = names_in(model.spec.lora_targets, self._module)
+        targets = names_in(model.spec.lora_targets, self._module, may_be_empty=True)
         return add_lora(self._module, self._config.lora, default_targets=targets, seed=seed, device=self._device)
 
     def _averages(self) -> dict[str, Average]:

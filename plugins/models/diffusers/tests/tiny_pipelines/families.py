@@ -39,6 +39,8 @@ class Family:
     takes_row_sigmas: bool = True
     is_ragged: bool = False
     is_single: bool = False
+    takes_lists: bool = True
+    """Of prompts."""
     images: int = 0
     """Source images of its prompts."""
     modes: frozenset[bool] = frozenset({False})
@@ -188,6 +190,14 @@ FAMILIES: dict[str, Family] = {
     "Kandinsky5T2VPipeline": Family(
         parts=sources.kandinsky_video, guided=_scale, frames=5, is_ragged=True, is_single=True
     ),
+    "QwenImage21Pipeline": Family(
+        parts=sources.qwen_image21,
+        guided=_true_scale,
+        most_images=8,
+        modes=TAKES,
+        is_ragged=True,
+    ),
+    "WanVACEPipeline": Family(parts=videos.wan_vace, guided=_scale, frames=5, is_single=True, takes_lists=False),
     "MochiPipeline": Family(parts=videos.mochi, guided=_scale, sign=-1, frames=7, idle=1),
 }
 REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str, str]] = {
@@ -221,6 +231,22 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str, str]] = {
         videos.ltx,
         "its latents are [8, 0, 2, 3] for 64 x 96 pixels and 1 frames",
         "its scheduler never sees the first frame",
+    ),
+    "FluxFillPipeline": (images.flux, "and also takes 'mask_image', 'strength'", "it needs a mask"),
+    "FluxImg2ImgPipeline": (
+        images.flux,
+        "3 steps called the scheduler 2 times. It is given prompts and source images alone, and also takes 'strength'",
+        "it starts from an image with noise, after a part of the steps",
+    ),
+    "StableDiffusion3PAGPipeline": (
+        images.sd3,
+        "its transformer is run for 6 rows in 3 steps of one prompt",
+        "its own guidance cannot be turned off",
+    ),
+    "SkyReelsV2DiffusionForcingPipeline": (
+        videos.skyreels,
+        "3 steps called the scheduler 0 times",
+        "each frame has a scheduler of its own",
     ),
     "WanImageToVideoPipeline 2.2-5B": (
         videos.wan_5b,

@@ -183,11 +183,12 @@ def hunyuan_vae() -> Any:
     )
 
 
-def processor() -> Any:
+def processor(kind: str = "Qwen2VL", *, patch_size: int = 14, longest: int = 56) -> Any:
     """Processor of images and texts, without the part for videos."""
-    size = {"shortest_edge": 28**2, "longest_edge": 56**2}
-    images = transformers.Qwen2VLImageProcessorPil(patch_size=14, size=size)
-    return transformers.Qwen2VLProcessor(image_processor=images, tokenizer=tokenizer(2048), chat_template=_CHAT)
+    size = {"shortest_edge": (2 * patch_size) ** 2, "longest_edge": longest**2}
+    images = transformers.Qwen2VLImageProcessorPil(patch_size=patch_size, size=size)
+    own = getattr(transformers, f"{kind}Processor")
+    return own(image_processor=images, tokenizer=tokenizer(2048), chat_template=_CHAT)
 
 
 def vision(width: int = 16) -> Any:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import HunyuanVideo15Pipeline
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
-from transformers import Qwen2VLProcessor
+from diffusers.pipelines.qwenimage21 import pipeline_qwenimage21
+from transformers import Qwen2VLProcessor, Qwen3VLProcessor
 
 __all__ = ["small_images"]
 
@@ -24,8 +25,9 @@ def small_images() -> Iterator[None]:
     forward. And its processor has a part for videos, which it never uses, but which needs torchvision. HunyuanVideo 1.5
     pads a prompt to 1000 tokens and adds 729 of an image that it does not have: many times those of the video."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Qwen2VLProcessor, "get_attributes", classmethod(lambda cls: ["image_processor", "tokenizer"]))
-        for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
+        for kind in (Qwen2VLProcessor, Qwen3VLProcessor):
+            patch.setattr(kind, "get_attributes", classmethod(lambda cls: ["image_processor", "tokenizer"]))
+        for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus, pipeline_qwenimage21):
             own = module.calculate_dimensions
             patch.setattr(module, "calculate_dimensions", lambda area, ratio, own=own: own(min(area, 128 * 128), ratio))
         patch.setattr(HunyuanVideo15Pipeline, "__init__", _shorter(HunyuanVideo15Pipeline.__init__))

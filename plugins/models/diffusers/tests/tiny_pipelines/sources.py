@@ -35,6 +35,47 @@ def qwen_edit() -> dict[str, Any]:
     return {**qwen_image(), "processor": processor()}
 
 
+def qwen_image21() -> dict[str, Any]:
+    text = {
+        "vocab_size": 512,
+        "hidden_size": TEXT,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4},
+        "initializer_range": 0.2,
+    }
+    seen = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": TEXT}
+    seen |= {"patch_size": 16, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    ids = dict(vision_start_token_id=259, vision_end_token_id=260, image_token_id=261, video_token_id=262)
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=seen, **ids)
+    return {
+        "transformer": diffusers.QwenImage21Transformer2DModel(
+            in_channels=4,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            context_in_dim=TEXT,
+            axes_dims_rope=(8, 4, 4),
+        ),
+        "vae": diffusers.AutoencoderKLQwenImage21(
+            base_dim=8,
+            decoder_base_dim=8,
+            z_dim=4,
+            dim_mult=[1, 1, 1, 1, 1],
+            num_res_blocks=1,
+            latents_mean=[-0.75, -0.7, 0.1, 0.95],
+            latents_std=[2.8, 1.45, 2.3, 0.6],
+        ),
+        "scheduler": euler(use_dynamic_shifting=True),
+        "text_encoder": transformers.Qwen3VLForConditionalGeneration(config),
+        "processor": processor("Qwen3VL", patch_size=16, longest=256),
+    }
+
+
 def longcat() -> dict[str, Any]:
     return with_usual(
         diffusers.LongCatImageTransformer2DModel(

@@ -32,6 +32,25 @@ def wan() -> dict[str, Any]:
     )
 
 
+def wan_vace() -> dict[str, Any]:
+    transformer = diffusers.WanVACETransformer3DModel(
+        patch_size=(1, 2, 2),
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=4,
+        out_channels=4,
+        text_dim=32,
+        freq_dim=32,
+        ffn_dim=32,
+        num_layers=2,
+        rope_max_seq_len=64,
+        vace_layers=[0],
+        # Two latents of four channels and a mask of 8 x 8 pixels.
+        vace_in_channels=72,
+    )
+    return {**wan(), "transformer": transformer}
+
+
 def hunyuan_video(*, in_channels: int = 4) -> dict[str, Any]:
     return with_usual(
         diffusers.HunyuanVideoTransformer3DModel(

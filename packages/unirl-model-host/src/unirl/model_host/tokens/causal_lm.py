@@ -23,9 +23,11 @@ from ..chat_templates import render_chat
 from ..checkpoint_problems import media_tokens, past_embedding
 from ..lazy_weights import CheckpointValues
 from ..model_files import dtype_of
+from .cache_rows import select_rows
 from .causal_lm_config import CausalLmConfig
 from .causal_lm_files import attention_of, check_architecture, empty_causal_lm, find, load_causal_lm, load_tokenizer
 from .output_scale import measured_output_scale
+from .token_scores import trunk_of
 
 __all__ = ["CausalLmModel", "packed_offsets"]
 
@@ -109,8 +111,7 @@ class CausalLmModel(TextModel):
 
     @property
     def trunk(self) -> torch.nn.Module:
-        result: Any = self.causal_lm
-        return result.base_model
+        return trunk_of(self.causal_lm)
 
     @property
     def hidden_size(self) -> int:
@@ -283,15 +284,14 @@ class CausalLmModel(TextModel):
                 tokens.to(self.device),
                 position_ids=positions.to(self.device),
                 attention_mask=attention_mask.to(self.device),
-                past_key_values=cache,
+                cache=cache,
                 use_cache=True,
                 last_logits=True,
             )
 
     def select_cache(self, cache: Any, rows: Tensor) -> Any:
         """The cache of these rows only, selected in place: the rows that ended are not needed again."""
-        cache.batch_select_indices(rows.to(self.device))
-        return cache
+        return select_rows(cache, rows.to(self.device))
 
     def arguments(self, batch: TokenBatch) -> dict[str, Any]:
         """Arguments of the forward that tell which tokens belong to one sample.

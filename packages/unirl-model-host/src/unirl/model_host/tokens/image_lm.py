@@ -196,7 +196,7 @@ class ImageLmModel(CausalLmModel):
                 tokens.to(self.device),
                 position_ids=places,
                 attention_mask=attention_mask.to(self.device),
-                past_key_values=cache.kept,
+                cache=cache.kept,
                 use_cache=True,
                 last_logits=True,
                 **images,

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from unirl.core.errors import RecipeError
 
+from .token_scores import trunk_of
+
 __all__ = ["measured_output_scale"]
 
 _SIZE, _WORDS = 8, 5
@@ -24,14 +26,15 @@ def measured_output_scale(causal_lm: Any) -> float:
     Raises RecipeError, key `model.path`, for an architecture whose logits are not that product: with several heads, or
     with a layer in between.
     """
-    trunk: Any = causal_lm.base_model
+    trunk = trunk_of(causal_lm)
     head: Any = causal_lm.get_output_embeddings()
     where = f"model.path: {type(causal_lm).__name__!r}"
     is_linear = isinstance(head, nn.Linear)
     if trunk is causal_lm or not is_linear:
+        head_kind = "no" if head is None else f"a {type(head).__name__} as"
         raise RecipeError(
-            f"{where} has {'no' if head is None else f'a {type(head).__name__} as'} output projection, expected one "
-            "linear layer above a trunk: log-probs are computed from it. Choose a checkpoint of another architecture."
+            f"{where} has {'no trunk below its' if is_linear else head_kind} output projection, expected one linear "
+            "layer above a trunk: log-probs are computed from it. Choose a checkpoint of another architecture."
         )
     generator = torch.Generator().manual_seed(0)
     states, weight = (torch.randn(size, _SIZE, generator=generator) for size in (3, _WORDS))
@@ -43,17 +46,23 @@ def measured_output_scale(causal_lm: Any) -> float:
     def known_projection(input: Tensor) -> Tensor:  # noqa: A002 - as torch names it
         return input.float() @ weight.T
 
-    trunk.forward, head.forward = known_states, known_projection
+    # Some call the decoder inside their trunk, such as OPT.
+    decoder: Any = causal_lm.get_decoder()
+    callees = [trunk] if decoder in (None, trunk, causal_lm) else [trunk, decoder]
+    for part in callees:
+        part.forward = known_states
+    head.forward = known_projection
     try:
         tokens = torch.zeros(1, len(states), dtype=torch.int64)
         result: Tensor = causal_lm(tokens, use_cache=False).logits[0].float()
     except (AttributeError, TypeError, KeyError, RuntimeError) as error:
         raise RecipeError(
-            f"{where} does more between its trunk and its logits than a projection and a factor: {error}. Choose a "
-            "checkpoint of another architecture."
+            f"{where} does more between its trunk and its logits than a projection and a factor, such as one more "
+            "layer: log-probs are computed from the projection alone. Choose a checkpoint of another architecture."
         ) from error
     finally:
-        del trunk.forward, head.forward
+        for part in (*callees, head):
+            del part.forward
     expected = states @ weight.T
     scale = float((result * expected).sum() / expected.square().sum())
     # One product, in fp32 and in another order of sums: 8 terms of order 1.

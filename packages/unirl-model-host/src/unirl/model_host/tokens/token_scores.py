@@ -6,7 +6,9 @@ root holds before the forward, and frees it after) has the output projection at 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, cast
 
 import torch
@@ -15,7 +17,9 @@ from unirl.core.errors import RecipeError
 from unirl.numerics.tokens.log_probs import output_logits, token_log_probs
 from unirl.numerics.tokens.shared_tokens import OwnTargets, SharedTokens
 
-__all__ = ["TokenScores"]
+__all__ = ["TokenScores", "trunk_of"]
+
+_CACHE = "past_key_values"
 
 
 class TokenScores:
@@ -36,6 +40,7 @@ class TokenScores:
         with_entropy: bool = False,
         chunk: int | None = None,
         last_logits: bool = False,
+        cache: Any = None,
         end: Callable[[Tensor, Tensor], Any] | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -43,7 +48,7 @@ class TokenScores:
 
         targets: [T] int64, with target_index [T] into the flattened [B * L] positions: returns log-probs [T] of the
         targets and their entropies [T] or None, see `token_log_probs`.
-        last_logits: returns logits [B, V] fp32 after the last position, and the cache.
+        last_logits: returns logits [B, V] fp32 after the last position, and the cache, which continues `cache`.
         end: returns what it makes of the hidden states [T, D] at target_index, times `output_scale`, and the output
         projection [V, D].
         """
@@ -51,29 +56,55 @@ class TokenScores:
             plain: Any = super()
             return plain.forward(*args, **kwargs)
         own: Any = self
-        head = _output_projection(own)
+        head, trunk = _output_projection(own), trunk_of(own)
         scale = self.output_scale
         if targets is None and end is None:
-            outputs = own.base_model(*args, **kwargs)
+            name = _cache_name(trunk)
+            # As transformers' `generate`: models without attention multiply the tokens at hand by the mask.
+            if name != _CACHE and kwargs.get("attention_mask") is not None:
+                kwargs["attention_mask"] = kwargs["attention_mask"][:, -args[0].shape[1] :]
+            outputs = trunk(*args, **kwargs, **{name: cache})
             logits = output_logits(outputs.last_hidden_state[:, -1], head.weight, bias=head.bias)
-            return logits * scale, outputs.past_key_values
+            if getattr(outputs, name, None) is None:
+                raise RecipeError(
+                    f"model.path: {type(self).__name__!r} returns no {name!r}, the cache with which a completion "
+                    "continues. Choose a checkpoint of another architecture."
+                )
+            return logits * scale, getattr(outputs, name)
         assert target_index is not None, "targets come with their places"
         settings: dict[str, Any] = {"temperature": temperature / scale, "chunk": chunk, "with_entropy": with_entropy}
         if self.shared_tokens is None:
-            hidden: Tensor = own.base_model(*args, **kwargs).last_hidden_state.flatten(0, 1)[target_index]
+            hidden: Tensor = trunk(*args, **kwargs).last_hidden_state.flatten(0, 1)[target_index]
             if end is not None:
                 return end(hidden * scale, _unbiased(head))
             return token_log_probs(hidden, head.weight, cast(Tensor, targets), bias=head.bias, **settings)
         tokens: Tensor = args[0]
         part = OwnTargets(target_index, length=tokens.shape[1], mesh=self.shared_tokens.mesh)
         with self.shared_tokens.splitting():
-            hidden = part.hidden(own.base_model(*args, **kwargs).last_hidden_state)
+            hidden = part.hidden(trunk(*args, **kwargs).last_hidden_state)
         if targets is None:
             assert end is not None
             return end(part.gather(hidden) * scale, part.whole_use(_unbiased(head)))
         scores = token_log_probs(hidden, head.weight, targets[part.which], bias=head.bias, **settings)
         log_probs, entropy = (None if one is None else part.gather(one) for one in scores)
         return log_probs, entropy
+
+
+def trunk_of(causal_lm: Any) -> Any:
+    """The module below the output projection; the language model itself where it has none."""
+    trunk = causal_lm.base_model
+    if trunk is not causal_lm:
+        return trunk
+    # A few classes name their trunk otherwise than `base_model_prefix`, such as Llama 4.
+    model = import_module("transformers").PreTrainedModel
+    models = [part for part in causal_lm.children() if isinstance(part, model)]
+    return models[0] if len(models) == 1 else causal_lm
+
+
+def _cache_name(trunk: Any) -> str:
+    """The cache's name among the trunk's arguments and outputs; models without attention have one of their own."""
+    known = inspect.signature(trunk.forward).parameters
+    return next((name for name in (_CACHE, "cache_params", "state") if name in known), _CACHE)
 
 
 def _output_projection(causal_lm: Any) -> torch.nn.Linear:

@@ -17,7 +17,10 @@ from .causal_lm import CausalLmModel
 
 __all__ = ["verify"]
 
+_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 _TEXTS = ("The ring is red, is it not? Yes.", "2 + 3 = 5")
+_CHOICES = ((1, 0, 1), (2, 1), (1, 0), (1,))
+"""Rows of the cache that are kept after each step: repeated, as samples of a prompt are, reordered, and dropped."""
 
 
 @torch.no_grad()
@@ -27,51 +30,66 @@ def verify(
     prompts: Sequence[Tensor] = (),
     conditions: Mapping[str, Sequence[Tensor]] | None = None,
 ) -> None:
-    """Compare log-probs in a padded batch, packed where the model packs, and with a cache from padding on the left with
-    those of each text alone in the checkpoint's own forward.
+    """Compare log-probs in a padded batch, packed where the model packs, and with a cache as a rollout uses it (padding
+    on the left, rows that are repeated, reordered and dropped) with those of each text alone in the checkpoint's own
+    forward.
 
     prompts, conditions: two of a model that reads media; else they are made of texts.
     Raises RecipeError, key `model.path`, with the difference, for a forward that does not take such batches, and for
     logits that are not finite.
     """
-    try:
-        found, bound = _gaps(model, prompts, conditions or {})
-    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        raise RecipeError(
-            f"model.path: {type(model.causal_lm).__name__!r} does not take padded batches and a cache as transformers' "
-            f"usual models do: {error}. Choose another architecture, or write a model plugin."
-        ) from error
-    name, worst = max(found.items(), key=lambda item: item[1])
-    if not worst <= bound:
-        raise RecipeError(
-            f"model.path: {type(model.causal_lm).__name__!r} gives log-probs that differ by {worst:.2g} in a {name} "
-            f"batch from those of each text alone, expected at most {bound:.1g}. Its attention does not keep to masks "
-            "and positions as transformers' usual models do: choose another architecture, or write a model plugin."
-        )
-
-
-def _gaps(
-    model: CausalLmModel, prompts: Sequence[Tensor], conditions: Mapping[str, Sequence[Tensor]]
-) -> tuple[dict[str, float], float]:
-    """Way of computing -> largest difference of a log-prob; and the largest that rounding explains."""
+    name_of_class = type(model.causal_lm).__name__
     rows = [torch.tensor(model.tokenizer(text)["input_ids"], dtype=torch.int64) for text in _TEXTS]
     asked, answers = list(prompts) or [row[: len(row) // 2] for row in rows], [row[len(row) // 2 :] for row in rows]
-    media = {name: tuple(each) for name, each in conditions.items()}
+    media = {name: tuple(each) for name, each in (conditions or {}).items()}
     own = [{name: each[row] for name, each in media.items()} for row in range(len(rows))]
-    expected = [_alone(model, *one) for one in zip(asked, answers, own, strict=True)]
+    try:
+        expected = [_alone(model, *one) for one in zip(asked, answers, own, strict=True)]
+    except _ERRORS as error:
+        raise RecipeError(
+            f"model.path: {name_of_class!r} of transformers does not run on a text with the config and weights of this "
+            f"checkpoint: {error}. Fetch it again, or choose another one."
+        ) from error
     for one, row in zip(zip(asked, answers, own, strict=True), expected, strict=True):
         if not bool(row.isfinite().all()):
             why = first_not_finite(model.trainable, partial(_alone, model, *one))
             raise RecipeError(f"model.path: logits of {str(model.folder)!r} are not finite{why}")
+    try:
+        found, bound = _gaps(model, asked, answers, media, expected)
+    except _ERRORS as error:
+        raise RecipeError(
+            f"model.path: {name_of_class!r} does not take padded batches and a cache as transformers' usual models do: "
+            f"{error}. Choose another architecture, or write a model plugin."
+        ) from error
+    name, worst = max(found.items(), key=lambda item: item[1])
+    if not worst <= bound:
+        # Only flash attention packs.
+        advice = "use model.attention=sdpa, " if name == "packed" else ""
+        raise RecipeError(
+            f"model.path: {name_of_class!r} gives log-probs that differ by {worst:.2g} in a {name} "
+            f"batch from those of each text alone, expected at most {bound:.1g}. Its layers do not keep to masks, "
+            f"positions and rows of a cache as transformers' usual models do: {advice}choose another architecture, or "
+            "write a model plugin."
+        )
+
+
+def _gaps(
+    model: CausalLmModel,
+    asked: Sequence[Tensor],
+    answers: Sequence[Tensor],
+    media: Mapping[str, Any],
+    expected: Sequence[Tensor],
+) -> tuple[dict[str, float], float]:
+    """Way of computing -> largest difference of a log-prob; and the largest that rounding explains."""
     ways = {"padded": pad_batch(asked, answers, pad_token=model.pad_token, conditions=media)}
     if model.packs:
         ways["packed"] = pack_batch(asked, answers, conditions=media)
-    largest = float(torch.cat(expected).abs().max())
+    largest = float(torch.cat(list(expected)).abs().max())
     dtype = model.autocast or next(model.causal_lm.parameters()).dtype
     # Some ten layers of sums in another order; an error of masks or positions is of the order of the log-probs.
     bound = 64 * torch.finfo(dtype).eps * max(1.0, largest) if dtype is torch.float32 else 0.1 * max(1.0, largest)
-    found = {name: _gap(_scored(model, batch), torch.cat(expected)) for name, batch in ways.items()}
-    found["cached"] = _gap(_cached(model, asked, answers, media), torch.stack([row[:2] for row in expected]))
+    found = {name: _gap(_scored(model, batch), torch.cat(list(expected))) for name, batch in ways.items()}
+    found["cached"] = max(_gap(*pair) for pair in _cached(model, asked, answers, media, expected))
     return found, bound
 
 
@@ -87,9 +105,13 @@ def _scored(model: CausalLmModel, batch: TokenBatch) -> Tensor:
 
 
 def _cached(
-    model: CausalLmModel, prompts: Sequence[Tensor], answers: Sequence[Tensor], media: Mapping[str, Any]
-) -> Tensor:
-    """Log-probs [n, 2] of the first two tokens of each answer."""
+    model: CausalLmModel,
+    prompts: Sequence[Tensor],
+    answers: Sequence[Tensor],
+    media: Mapping[str, Any],
+    expected: Sequence[Tensor],
+) -> list[tuple[Tensor, Tensor]]:
+    """Log-probs of the next token of each answer and those expected, step by step, after each choice of rows."""
     longest = max(map(len, prompts))
     left = [longest - len(prompt) for prompt in prompts]
     tokens = torch.stack([
@@ -97,16 +119,19 @@ def _cached(
     ])  # fmt: skip
     mask = torch.stack([torch.arange(longest) >= pad for pad in left])
     positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
-    result: list[Tensor] = []
-    cache = None
-    first: dict[str, Any] = {"conditions": media} if media else {}
-    for step in range(2):
-        further = {} if step else first
+    further: dict[str, Any] = {"conditions": media} if media else {}
+    result: list[tuple[Tensor, Tensor]] = []
+    rows, cache = torch.arange(len(prompts)), None
+    for step, chosen in zip(range(min(map(len, answers))), _CHOICES, strict=False):
         logits, cache = model.next_logits(tokens, positions=positions, attention_mask=mask, cache=cache, **further)
-        tokens = torch.stack([answer[step : step + 1] for answer in answers])
-        result.append(logits.cpu().log_softmax(dim=1).gather(1, tokens).squeeze(1))
-        positions, mask = positions[:, -1:] + 1, torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-    return torch.stack(result, dim=1)
+        tokens, further = torch.stack([answers[row][step : step + 1] for row in rows.tolist()]), {}
+        log_probs = logits.cpu().log_softmax(dim=1).gather(1, tokens).squeeze(1)
+        result.append((log_probs, torch.stack([expected[row][step] for row in rows.tolist()])))
+        index = torch.tensor(chosen)
+        cache = model.select_cache(cache, index)
+        rows, tokens, positions, mask = rows[index], tokens[index], positions[index, -1:] + 1, mask[index]
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+    return result
 
 
 def _gap(result: Tensor, expected: Tensor) -> float:

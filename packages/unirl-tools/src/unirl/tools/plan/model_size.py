@@ -274,11 +274,12 @@ def _adapted(model: Model, memory: TrainingMemory) -> list[nn.Linear]:
     """Linear layers with an adapter, as backends choose them. Raises RecipeError for targets that match none."""
     if not memory.lora_rank:
         return []
-    named = cast("Iterable[tuple[str, nn.Module]]", model.trainable.named_modules())
-    layers = {name: part for name, part in named if isinstance(part, nn.Linear)}
-    targets = memory.lora_targets or names_in(model.spec.lora_targets, model.trainable)
+    named = dict(cast("Iterable[tuple[str, nn.Module]]", model.trainable.named_modules()))
+    layers = {name: part for name, part in named.items() if isinstance(part, nn.Linear)}
+    targets = memory.lora_targets or names_in(model.spec.lora_targets, model.trainable, may_be_empty=True)
     may_train = {name: layer.weight.requires_grad for name, layer in layers.items()}
-    return [layers[name] for name in adapted_layers(targets, may_train, module=type(model.trainable).__name__)]
+    kinds = {name: type(part).__name__ for name, part in named.items()}
+    return [layers[name] for name in adapted_layers(targets, may_train, module=kinds[""], kinds=kinds)]
 
 
 def _leaves(value: Any) -> list[Tensor]:

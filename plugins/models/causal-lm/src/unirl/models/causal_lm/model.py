@@ -20,8 +20,8 @@ __all__ = ["VERIFIED", "AutoCausalLm", "build"]
 VERIFIED = frozenset(
     f"{name}ForCausalLM"
     for name in (
-        "Cohere2", "DeepseekV3", "Gemma", "Gemma3", "Glm4", "Granite", "Llama", "Mistral", "Olmo2", "Phi", "Phi3",
-        "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SmolLM3",
+        "Cohere2", "DeepseekV3", "Gemma", "Gemma3", "Glm4", "Granite", "Lfm2", "Llama", "Mistral", "Olmo2", "Phi",
+        "Phi3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SmolLM3",
     )
 )  # fmt: skip
 """Architectures that the tests compare with transformers: log-probs, gradients, greedy texts, adapters, and a build

@@ -239,6 +239,11 @@ class DiffusersModel(DiffusionModel):
         size = self._size(sampling)
         images = () if False in self.facts.layouts else (_grey(size.width, size.height),)
         run = self._recorded("", size, images, num_steps=sampling.num_inference_steps)[1]
+        if len(run.timesteps) != sampling.num_inference_steps:
+            raise RecipeError(
+                f"sampling.num_inference_steps: got {sampling.num_inference_steps}, but the checkpoint of "
+                f"{type(self.pipeline).__name__} has a schedule of {len(run.timesteps)} steps. Set that number."
+            )
         sigmas = run.sigmas.float().cpu()
         return 1 - sigmas if self.facts.is_inverted else sigmas
 
@@ -271,7 +276,7 @@ class DiffusersModel(DiffusionModel):
             real_from=2,
             output_type="pt",
         )
-        media = media.float().clamp(0, 1)
+        media = _on_white(media.float().clamp(0, 1))
         return media[:, 0] if media.ndim == 5 and media.shape[1] == 1 else media
 
     blank_length = 256
@@ -323,6 +328,14 @@ class DiffusersModel(DiffusionModel):
         for reason in self.grid.sizes.problems(sampling):
             raise RecipeError(str(reason.under("sampling")))
         return Size(sampling.height, sampling.width, sampling.frames, sampling.max_sequence_length)
+
+
+def _on_white(media: Tensor) -> Tensor:
+    """Media [..., 3, H, W] of those that may have a fourth channel, their opacity, as Qwen-Image 2.1's."""
+    if media.shape[-3] != 4:
+        return media
+    colors, opacity = media.split([3, 1], dim=-3)
+    return colors * opacity + 1 - opacity
 
 
 @lru_cache(maxsize=256)

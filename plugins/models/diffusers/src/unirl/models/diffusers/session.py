@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor, nn
+
+from .calls import blank, cast, shapes, tensors
 
 __all__ = ["Done", "Record", "Run", "Session", "Size"]
 
@@ -127,13 +129,26 @@ class Session:
         self.compute_dtype = autocast or dtype
         self.casts_timestep = False
         """The transformer takes its timestep in the dtype of its weights alone, and so rounded."""
+        self.takes_lists = True
+        """Of prompts; a pipeline that does not has one prompt in a run."""
         self._scheduler = _handed(pipeline.scheduler)
         self.image_name = next((name for name in ("image", "control_image") if name in self.parameters), None)
         """The argument for source images, if the pipeline has one."""
         names = _names(self._call)
         self._encoders = [name for name in names if re.match(r"_?encode_", name)]
-        self._preparing = [name for name in names if re.match(r"_?prepare_", name) and hasattr(pipeline, name)]
-        self._form: tuple[Any, Any] | None = None
+        self._prepares = [name for name in names if re.match(r"_?prepare_", name) and hasattr(pipeline, name)]
+        self._preparing = self._prepares
+        self._encoding: list[str] = []
+        """Those of `prepare_*` that encode although there is no image, such as a blank video."""
+        self._form: tuple[Any, Any, dict[str, str | bool]] | None = None
+
+    @property
+    def other_inputs(self) -> list[str]:
+        """Arguments for media that no run gives, such as `mask_image`."""
+        media = re.compile(
+            r"(?!ip_adapter|negative|prompt)(\w+_)?(images?|videos?|masks?|audio)|controls|conditions|strength"
+        )
+        return [name for name in self.parameters if media.fullmatch(name) and name != self.image_name]
 
     @property
     def makes_videos(self) -> bool:
@@ -143,7 +158,10 @@ class Session:
         """The scale of the pipeline's own guidance: pipelines turn it off at 1, or at 0."""
         scales = ["true_cfg_scale", *([] if self.has_embedded_guidance else ["guidance_scale"])]
         known = [name for name in scales if name in self.parameters and self.parameters[name].default is not None]
-        self._arguments = {**dict.fromkeys(known, scale), "use_resolution_binning": False, **self._given}
+        # A forward is a run of its own: nothing of an earlier step may be left for it.
+        caches = [name for name in self.parameters if re.fullmatch(r"use_\w*cache", name)]
+        off = dict.fromkeys(("use_resolution_binning", *caches), False)
+        self._arguments = {**dict.fromkeys(known, scale), **off, **self._given}
         self._records = self._records and {}
 
     @contextmanager
@@ -173,11 +191,11 @@ class Session:
         scheduler.run = run
         gate = _Gate(run.transformer, lambda *args, **kwargs: self._transformer(run, args, kwargs))
         guider = {"guider": _disabled(pipeline.guider)} if hasattr(pipeline, "guider") else {}
-        names = [*self._encoders, *(self._preparing if images else ())]
+        names = [*self._encoders, *(self._preparing if images else self._encoding)]
         methods = {name: _around(name, getattr(pipeline, name), run) for name in names}
         pipeline.__dict__.update(scheduler=scheduler, transformer=gate, **guider, **methods)
         arguments = {
-            "prompt": list(prompts),
+            "prompt": list(prompts) if self.takes_lists or len(prompts) > 1 else prompts[0],
             "height": size.height,
             "width": size.width,
             "num_frames": size.frames,
@@ -235,6 +253,45 @@ class Session:
             self._records[key] = record, run
         return record, run
 
+    def find_form_of_prompts(self, prompt: str, **settings: Any) -> None:
+        """Whether the pipeline takes lists of prompts: VACE takes none. settings: of `record`."""
+        self.takes_lists = True
+        try:
+            self.record([prompt], **settings)
+        except (AttributeError, TypeError, ValueError):
+            self.takes_lists = False
+            try:
+                self.record([prompt], **settings)
+            except (AttributeError, TypeError, ValueError):
+                # What is wrong with it then is said by the checks that follow.
+                self.takes_lists = True
+
+    def keep_encoding(self, prompt: str, *, size: Size, transformer: nn.Module) -> bool:
+        """Record, for prompts without images, those of the methods `prepare_*` that run the VAE's encoder. Returns
+        whether there are any."""
+        calls: list[str] = []
+        found: dict[str, None] = {}
+
+        def watch(name: str, own: Callable[[], Any]) -> Any:
+            before = len(calls)
+            value = own()
+            if len(calls) > before and name in self._prepares:
+                found[name] = None
+            return value
+
+        self._encoding = self._prepares
+        encoder: nn.Module = getattr(self.pipeline.vae, "encoder", None) or nn.Identity()
+        handle = encoder.register_forward_pre_hook(lambda *_: calls.append(""))
+        try:
+            with torch.no_grad():
+                run = Run(transformer=transformer, on_step=_never, on_encode=watch, real_from=-1)
+                self.run(run, prompts=[prompt], size=size)
+        finally:
+            handle.remove()
+            self._encoding = list(found)
+        self._records = self._records and {}
+        return bool(found)
+
     def _timestep(self, value: Any) -> Any:
         is_cast = self.casts_timestep and isinstance(value, Tensor) and value.is_floating_point()
         return value.to(self._dtype) if is_cast else value
@@ -247,19 +304,26 @@ class Session:
     def _transformer(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if run.real_from < 0:
             raise Done
-        first = next(_tensors((args, kwargs)))
+        first = next(tensors((args, kwargs)))
         rows = len(args[0]) if args and isinstance(args[0], list) else len(first)
+        modes = {name: value for name, value in kwargs.items() if isinstance(value, (str, bool))}
+        if self._form is not None and (changed := modes.items() - self._form[2].items()):
+            name, value = min(changed)
+            raise ValueError(
+                f"its transformer is called with {name}={self._form[2].get(name)!r} in some steps and {value!r} in "
+                "others: it keeps a state from step to step, and every step here is a run of its own"
+            )
         if run.taken < run.real_from and self._form is not None:
-            shape, result = self._form
-            return _blank(result, seen=shape, given=first, rows=rows)
+            shape, result, _ = self._form
+            return blank(result, seen=shape, given=first, rows=rows)
         run.rows += rows
         args, kwargs = (
-            _cast(args, self._dtype),
-            {k: self._timestep(v) if "timestep" in k else _cast(v, self._dtype) for k, v in kwargs.items()},
+            cast(args, self._dtype),
+            {k: self._timestep(v) if "timestep" in k else cast(v, self._dtype) for k, v in kwargs.items()},
         )
         with torch.autocast(self.device.type, dtype=self._autocast) if self._autocast else nullcontext():
             result = run.transformer(*args, **kwargs)
-        self._form = self._form or (first.shape, _shapes(result))
+        self._form = self._form or (first.shape, shapes(result), modes)
         return result
 
 
@@ -304,49 +368,3 @@ def _names(function: Any) -> list[str]:
     code = function.__code__
     inner = [name for part in code.co_consts if inspect.iscode(part) for name in part.co_names]
     return list(dict.fromkeys((*code.co_names, *inner)))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        named = value.get("hidden_states")
-        for part in [named] if named is not None else value.values():
-            yield from _tensors(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _tensors(part)
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Tensors of floats with two dims and more: a timestep has fewer, and 16 bits would round it."""
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() and value.ndim >= 2 else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cast(part, dtype) for part in value)
-    return value
-
-
-def _shapes(result: Any) -> Any:
-    if isinstance(result, Tensor):
-        return result.detach().to("meta")
-    if isinstance(result, Mapping):
-        return type(result)(**{key: _shapes(value) for key, value in result.items()})
-    if isinstance(result, (list, tuple)):
-        return type(result)(_shapes(part) for part in result)
-    return result
-
-
-def _blank(result: Any, *, seen: torch.Size, given: Tensor, rows: int) -> Any:
-    """Zeros of the form that the transformer's result has: each of its sizes is the input's at that place, or fixed."""
-    if isinstance(result, Tensor):
-        same = [a == b for a, b in zip(result.shape, seen, strict=False)] if result.ndim == len(seen) else []
-        shape = [new if is_same else old for old, new, is_same in zip(result.shape, given.shape, same, strict=False)]
-        return torch.zeros(shape or result.shape, dtype=result.dtype, device=given.device)
-    if isinstance(result, Mapping):
-        return type(result)(**{k: _blank(v, seen=seen, given=given, rows=rows) for k, v in result.items()})
-    if isinstance(result, list):
-        return [_blank(result[0], seen=seen, given=given, rows=rows) for _ in range(rows)]
-    if isinstance(result, tuple):
-        return tuple(_blank(part, seen=seen, given=given, rows=rows) for part in result)
-    return result

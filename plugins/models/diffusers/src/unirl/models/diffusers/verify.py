@@ -120,9 +120,11 @@ def _refusing(model: DiffusersModel) -> Generator[None]:
         with torch.no_grad():
             yield
     except _FAILURES as error:
+        others = ", ".join(map(repr, model.session.other_inputs))
+        also = f" It is given prompts and source images alone, and also takes {others}." if others else ""
         raise RecipeError(
-            f"model.path: {name} cannot be used as a model: {error}. Choose another checkpoint, or write a model "
-            "plugin."
+            f"model.path: {name} cannot be used as a model: {str(error).rstrip('.')}.{also} Choose another checkpoint, "
+            "or write a model plugin."
         ) from error
     finally:
         logging.set_verbosity(verbosity)
@@ -151,12 +153,17 @@ def _verify(model: DiffusersModel, *, on_shapes: bool) -> None:
     if not session.makes_videos:
         size = dataclasses.replace(size, frames=1)
     model.blank_length = size.max_sequence_length
+    images = [] if session.image_name is None else [_random_image(0, 160, 112)]
+    small = dataclasses.replace(size, height=64, width=96)
+    session.find_form_of_prompts(_PROMPTS[0], size=small, images=images, transformer=model.transformer)
     if _takes_text_alone(model, size):
+        if session.keep_encoding(_PROMPTS[0], size=small, transformer=model.transformer):
+            size = small
         _verify_with(model, size, [(), (), ()], on_shapes=on_shapes)
     if session.image_name is not None:
         if session.makes_videos:
             # Its VAE encodes each of them at the length of the video.
-            size = dataclasses.replace(size, height=64, width=96)
+            size = small
         # Of two sizes, none of them that of the result.
         images = [_random_image(seed, *sides) for seed, sides in enumerate(((160, 112), (160, 112), (112, 128)))]
         record = partial(session.record, [_PROMPTS[0]], size=size, transformer=model.transformer)

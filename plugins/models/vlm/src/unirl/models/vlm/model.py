@@ -27,7 +27,7 @@ __all__ = ["VERIFIED", "Vlm", "build"]
 
 VERIFIED = frozenset(
     f"{name}ForConditionalGeneration"
-    for name in ("Gemma3", "InternVL", "Llava", "LlavaOnevision", "Qwen2_5_VL", "Qwen3VL")
+    for name in ("Gemma3", "InternVL", "Llava", "LlavaOnevision", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5")
 )
 """Architectures that the tests compare with transformers: log-probs, gradients, greedy texts, adapters, and a build
 without values."""
