@@ -265,6 +265,7 @@ def test_the_example_of_its_tutorial_runs(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_it_learns_to_edit_held_out_images(tmp_path: Path) -> None:
     catalog = Catalog.discover()
