@@ -33,7 +33,7 @@ def engine(tiny_folder: Path) -> Iterator[ExternalLatentEngine]:
 def test_prompts_longer_than_the_model_takes_are_refused(engine: ExternalLatentEngine, ask: Ask) -> None:
     """By its bridge as well, which is given requests of anyone."""
     request = ask(engine)
-    sampling = dataclasses.replace(request.sampling, max_sequence_length=1025)
+    sampling = dataclasses.replace(request.params.sampling, max_sequence_length=1025)
     longer = dataclasses.replace(request, params=dataclasses.replace(request.params, sampling=sampling))
     with pytest.raises(RunFailed, match="max_sequence_length: got 1025; qwen-image takes 1 to 1024"):
         engine.generate(longer)
