@@ -189,6 +189,7 @@ def test_below_tier_full_an_engine_meets_each_model_and_each_kind_of_algorithm()
         assert cells(name, names={"engine": (name,)}) == every, "who names it gets all"
         left_out = cells(name, without=tuple(f"cell:{f'+{name}+'.join(one.split('+'))}+plain" for one in tried))
         assert left_out == [], "no other algorithm takes the place of what is left out"
+        assert cells(name, without=(f"cell:film+{name}+*",)) == [one for one in tried if one.startswith("paint")]
         with_another = cells(name, models=("cloth", "film", "paint"))
         others = {one for one in with_another if not one.startswith("cloth")}
         assert others <= set(tried), "a further model brings no other algorithm to the others"

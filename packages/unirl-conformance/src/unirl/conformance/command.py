@@ -42,7 +42,9 @@ def _part_options(command: click.Command) -> click.Command:
 @plugins_dir_option
 @click.option("--plugin", multiple=True, metavar="DIST", help="Test everything this dist provides.")
 @click.option("--claim", multiple=True, metavar="CLAIM", help="Test only this claim.")
-@click.option("--without", multiple=True, metavar="KIND:SUBJECT", help="Skip a subject, such as engine:sglang+sd3.")
+@click.option(
+    "--without", multiple=True, metavar="KIND:SUBJECT", help="Skip subjects: engine:sglang+sd3, engine:*+wan22."
+)
 @click.option(
     "--tier",
     type=click.Choice(TIERS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import itertools
 from collections import defaultdict
@@ -87,7 +88,7 @@ class Selection:
     kinds: tuple[SubjectKind, ...] = ()
     claims: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
-    """Subjects to leave out, as `kind:id`, such as `engine:sglang+sd3`."""
+    """Subjects to leave out, as `kind:id`, with wildcards: `engine:sglang+sd3`, `engine:*+wan22`."""
 
     @property
     def is_narrow(self) -> bool:
@@ -166,9 +167,11 @@ def subjects(catalog: Catalog, selection: Selection | None = None, *, tier: Tier
     selection = selection or Selection()
     dist_of: dict[tuple[Kind, str], str] = {(f.spec.kind, f.spec.name): f.dist for f in catalog.parts()}
     plain = [*_plugins(catalog), *_single(catalog), *_pairs(catalog), *_cells(catalog)]
-    if unknown := sorted(set(selection.without) - {f"{subject.kind}:{subject.id}" for subject in plain}):
+    names = [f"{subject.kind}:{subject.id}" for subject in plain]
+    if unknown := sorted(pattern for pattern in selection.without if not fnmatch.filter(names, pattern)):
         raise RecipeError(
-            f"--without: got {unknown[0]!r}, which is not a subject. Expected KIND:ID, as reports name them."
+            f"--without: got {unknown[0]!r}, which is not a subject. Expected KIND:ID, as reports name them, or with "
+            "wildcards."
         )
     chosen = [
         subject
@@ -179,7 +182,11 @@ def subjects(catalog: Catalog, selection: Selection | None = None, *, tier: Tier
     if tier != "full" and not selection.is_narrow:
         chosen = _without(chosen, _repeats_of_engines(chosen))
     # Last, so that no repeat takes the place of what is left out.
-    chosen = [subject for subject in chosen if f"{subject.kind}:{subject.id}" not in selection.without]
+    chosen = [
+        subject
+        for subject in chosen
+        if not any(fnmatch.fnmatchcase(f"{subject.kind}:{subject.id}", pattern) for pattern in selection.without)
+    ]
     placed = [
         Subject(kind=s.kind, parts=s.parts, plugin=s.plugin, device=device, refused=s.refused)
         for s in chosen
