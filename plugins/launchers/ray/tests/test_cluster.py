@@ -92,8 +92,12 @@ def test_three_machines_train_as_one_process_does(machines: Cluster, tmp_path: P
             assert value.sub(result[name]).abs().max() <= 5e-6, name
 
 
-def test_what_does_not_fit_on_any_machine_is_refused_with_what_each_has(machines: Cluster, tmp_path: Path) -> None:
-    words = ("launcher=ray", f"launcher.address={machines.address}", "launcher.cpus=3", "launcher.reward_cpus=0")
+def test_what_does_not_fit_on_any_machine_is_refused_with_what_each_has(
+    machines: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the cluster that Ray's own variable names."""
+    monkeypatch.setenv("RAY_ADDRESS", machines.address)
+    words = ("launcher=ray", "launcher.cpus=3", "launcher.reward_cpus=0")
     with pytest.raises(
         PlanRejected, match=r"worker 'train-0' needs 3 CPUs and 0 GPUs on one machine; the machines have .* 2 CPUs"
     ):

@@ -179,8 +179,7 @@ def test_nothing_is_left_of_a_run_whose_driver_ends(tmp_path: Path, how: signal.
     """The command line, with its own cluster; Ctrl-C goes to all processes of its terminal at once."""
     folder, mark = tmp_path / "run", uuid.uuid4().hex
     words = [*SMALL, *APART, "run.max_steps=400", f"run.dir={folder}", "launcher.num_cpus=8"]
-    # A cluster that the environment names is not joined: launcher.address is empty.
-    environment = {"RAY_ADDRESS": "127.0.0.1:1", "UNIRL_TEST_MARK": mark}
+    environment = {"UNIRL_TEST_MARK": mark}
     driver = start_command("train", "quickstart", *words, cwd=tmp_path, environment=environment)
     try:
         wait_for(lambda: driver.poll() is not None or has_step(folder, "checkpoint_saved", 2), within_s=150)

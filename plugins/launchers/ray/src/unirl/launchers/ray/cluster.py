@@ -77,16 +77,18 @@ class Cluster:
 
         config = self._config
         options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        # "local" is explicit: without an address Ray joins any cluster it finds or that the environment names.
-        options["address"] = config.address or "local"
-        if not config.address:
+        address = config.address or os.environ.get("RAY_ADDRESS", "")
+        # "local" is explicit: without an address Ray joins any cluster that it finds on this machine.
+        options["address"] = address or "local"
+        if not address or address == "local":
             options["object_store_memory"] = config.object_store_mb * 2**20
             options["num_cpus"] = config.num_cpus or None
         try:
             ray.init(namespace=self._run, **options)
         except ConnectionError as error:
             raise PlanRejected(
-                f"launcher.address: no cluster answers at {config.address!r}: {error}. Start one with "
+                f"{'launcher.address' if config.address else 'RAY_ADDRESS'}: no cluster answers at {address!r}: {error}. "
+                "Start one with "
                 "`ray start --head`, or remove the address to run on this machine."
             ) from error
         except Exception as error:
