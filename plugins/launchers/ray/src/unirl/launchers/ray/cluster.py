@@ -86,10 +86,10 @@ class Cluster:
         try:
             ray.init(namespace=self._run, **options)
         except ConnectionError as error:
+            key = "launcher.address" if config.address else "RAY_ADDRESS"
             raise PlanRejected(
-                f"{'launcher.address' if config.address else 'RAY_ADDRESS'}: no cluster answers at {address!r}: {error}. "
-                "Start one with "
-                "`ray start --head`, or remove the address to run on this machine."
+                f"{key}: no cluster answers at {address!r}: {error}. Start one with `ray start --head`, or remove the "
+                "address to run on this machine."
             ) from error
         except Exception as error:
             # Ray raises bare exceptions for every failure here.

@@ -26,7 +26,7 @@ class RayConfig(OffloadingConfig):
     """Single controller: the driver runs the loop; workers hold the models and tensors."""
 
     address: str = ""
-    """Cluster to join, `auto` or `host:port` of its head. Empty takes `RAY_ADDRESS`, Ray's own variable, else starts one
+    """Cluster to join, `auto` or `host:port` of its head. Empty takes Ray's own variable `RAY_ADDRESS`, else starts one
     on this machine for the run."""
     placement: str = one_of("trainside", "separate", "colocate", default="trainside")
     """`trainside`: each train rank samples with the module it trains. `separate`: dedicated rollout workers, which
