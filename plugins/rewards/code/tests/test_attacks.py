@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -295,22 +296,23 @@ def test_all_processes_of_a_sample_stay_within_its_memory(name: str) -> None:
 
 
 def _memory_bytes_below(pid: int) -> int:
-    """Resident memory of all descendants of a process, pages that they share counted with each.
+    """Resident memory of all descendants of a process; of pages that processes share, each has its part.
 
     A child that has not started its program yet still has the memory of its parent, and is left out.
     """
     own = Path("/proc", str(pid), "cmdline").read_bytes()
     parents: dict[int, int] = {}
-    pages: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            is_started = (path / "cmdline").read_bytes() != own
-            pages[int(path.name)] = int((path / "statm").read_text().split()[1]) if is_started else 0
-        except OSError:
-            continue
+            if (path / "cmdline").read_bytes() != own:
+                (shares,) = re.findall(r"^Pss: +(\d+) kB$", (path / "smaps_rollup").read_text(), re.MULTILINE)
+                sizes[int(path.name)] = int(shares) << 10
+        except (OSError, ValueError):
+            continue  # It has ended.
     below, found = {pid}, {pid}
     while found:
         found = {child for child, parent in parents.items() if parent in found} - below
         below |= found
-    return sum(pages.get(child, 0) for child in below - {pid}) * os.sysconf("SC_PAGE_SIZE")
+    return sum(sizes.get(child, 0) for child in below - {pid})
