@@ -207,7 +207,7 @@ def streamed(port: int, first: bytes, piece: bytes, *, count: int = 8) -> None:
 
 
 def posted(port: int, content: bytes, *, count: int = 8) -> None:
-    """So many requests in progress at any time, each with an id of its own."""
+    """Keeps this many requests in progress, each with a unique id."""
 
     def post() -> None:
         number = 0

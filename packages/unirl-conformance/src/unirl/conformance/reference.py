@@ -133,11 +133,11 @@ class LossInputs:
     progress: float
     """0 to 1 over the run."""
     fixed: Self | None = None
-    """The same where the gradient is taken, while the others move; None where only the value is asked for."""
+    """Inputs at the point where the gradient is taken, while these are moved; None where only the value is needed."""
 
     @property
     def detached(self) -> Self:
-        """What a reference reads where the loss takes no gradient: a stop-gradient of the formula."""
+        """Inputs that stay fixed under differentiation: read these inside a stop-gradient of the formula."""
         return self.fixed or self
 
 
@@ -167,11 +167,11 @@ class PointLossInputs:
     progress: float
     """0 to 1 over the run."""
     fixed: Self | None = None
-    """The same where the gradient is taken, while the others move; None where only the value is asked for."""
+    """Inputs at the point where the gradient is taken, while these are moved; None where only the value is needed."""
 
     @property
     def detached(self) -> Self:
-        """What a reference reads where the loss takes no gradient: a stop-gradient of the formula."""
+        """Inputs that stay fixed under differentiation: read these inside a stop-gradient of the formula."""
         return self.fixed or self
 
 
@@ -189,11 +189,11 @@ class RewardLossInputs:
     progress: float
     """0 to 1 over the run."""
     fixed: Self | None = None
-    """The same where the gradient is taken, while the others move; None where only the value is asked for."""
+    """Inputs at the point where the gradient is taken, while these are moved; None where only the value is needed."""
 
     @property
     def detached(self) -> Self:
-        """What a reference reads where the loss takes no gradient: a stop-gradient of the formula."""
+        """Inputs that stay fixed under differentiation: read these inside a stop-gradient of the formula."""
         return self.fixed or self
 
 
@@ -239,11 +239,11 @@ class TokenLossInputs:
     progress: float = 0.0
     """0 to 1 over the run."""
     fixed: Self | None = None
-    """The same where the gradient is taken, while the others move; None where only the value is asked for."""
+    """Inputs at the point where the gradient is taken, while these are moved; None where only the value is needed."""
 
     @property
     def detached(self) -> Self:
-        """What a reference reads where the loss takes no gradient: a stop-gradient of the formula."""
+        """Inputs that stay fixed under differentiation: read these inside a stop-gradient of the formula."""
         return self.fixed or self
 
 

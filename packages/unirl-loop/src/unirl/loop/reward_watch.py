@@ -19,7 +19,7 @@ __all__ = ["RewardWatch", "shift"]
 LEAST_STEPS = 10
 LARGE = 0.5
 COLLAPSE_STEPS = 5
-"""Steps whose samples have to be that bad."""
+"""Number of first steps, and of last steps, that are compared."""
 
 
 def shift(steps: list[tuple[float, float]]) -> float:
@@ -45,10 +45,10 @@ class RewardWatch:
         self._last: dict[str, deque[float]] = {}
 
     def collapses(self, track: Track) -> Iterator[tuple[str, str]]:
-        """Note a rollout; gives each reward of positive weight whose mean over the last `COLLAPSE_STEPS` rollouts is no
-        higher than the lowest score in the first ones, and a text about it.
+        """Record a rollout; yields each reward of positive weight whose mean over the last `COLLAPSE_STEPS` rollouts is
+        at or below the lowest score in the first ones, with a text about it.
 
-        A policy that always scored alike has nothing to collapse from.
+        Nothing is reported if all of the first samples scored alike.
         """
         for name, values in track.reward_parts.items():
             if track.reward_weights.get(name, 0.0) <= 0 or not (scores := known(values)).numel():

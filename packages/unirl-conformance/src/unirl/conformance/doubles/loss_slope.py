@@ -1,4 +1,4 @@
-"""Slopes of a loss and of its reference in what the live policy computes, where the graph is cut."""
+"""Slopes of a loss and of its reference with respect to the results of the live policy, at which the graph is cut."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .loss_inputs import reward_inputs
 __all__ = ["Slope", "slopes"]
 
 STEP = 1e-6
-"""Of differences in fp64: truncation is some 1e-12 of the slope, rounding 1e-10."""
+"""Half-width of central differences in fp64: truncation is some 1e-12 of the slope, rounding 1e-10."""
 REWARD_STEP = 1e-2
-"""Of differences of rewards, whose images are fp32."""
+"""The same for rewards, whose images are fp32."""
 WEIGHT_STEP = 1e-2
-"""Length of a step of all weights, in fp32."""
+"""The same for a step of all weights, in fp32."""
 
 InputsOf = Callable[[float], Any]
 Reference = Callable[[Any], float]
@@ -33,17 +33,17 @@ Reference = Callable[[Any], float]
 @dataclass(frozen=True, kw_only=True)
 class Slope:
     own: float
-    """Of the loss along one random direction, by autograd."""
+    """Slope of the loss along one random direction, by autograd."""
     expected: float
-    """Of its reference, by central differences."""
+    """Slope of its reference along the same direction, by central differences."""
     norm: float
-    """Of the loss's gradient."""
+    """Norm of the loss's gradient."""
     is_exact: bool = True
     """False where differences are of fp32 numbers, over a step in which they curve: along weights, and of rewards."""
 
     @property
     def gap(self) -> float:
-        """Their difference as a share of the gradient's norm."""
+        """Difference of the slopes as a share of the gradient's norm."""
         scale = max(self.norm, abs(self.expected))
         return (self.own - self.expected) / scale if scale else 0.0
 
@@ -51,8 +51,8 @@ class Slope:
 def slopes(
     setup: TrainingSetup, track: Track, inputs_of: InputsOf, reference: Reference, *, progress: float
 ) -> dict[str, Slope]:
-    """Slopes by the name of the live policy's result that they are taken in; for a loss over whole distributions, in
-    the weights.
+    """Slopes by the result of the live policy that is varied, such as `log_probs`; for a loss over whole distributions,
+    the weights are.
 
     track: with old log-probs.  inputs_of: progress -> inputs of the reference at the setup's weights. They are moved
     with `fixed` inputs, which stand for what a loss detaches.
@@ -109,18 +109,23 @@ def _slope_in_weights(
 
 
 class _Leaves(ForwardWrapper):
-    """Gives what the live policy computes as leaves of the graph."""
+    """Returns the results of the live policy as leaves of the graph."""
 
     def __init__(self, forward: Forward) -> None:
         super().__init__(forward)
         self.values: dict[str, Tensor] = {}
-        """By the name of the field of the reference's inputs; velocities by the number of the call."""
+        """Leaves by their field in the reference's inputs; velocities by the number of the call."""
         self.velocities: list[Tensor] = []
-        """Of the live policy, with those that need no gradient."""
+        """Every velocity of the live policy, computed with or without gradient."""
         self.compares_distributions = False
 
     def leaf(self, name: str, value: Tensor) -> Tensor:
-        return self.values.setdefault(name, value.detach().clone().requires_grad_())
+        leaf = self.values.setdefault(name, value.detach().clone().requires_grad_())
+        # Values of padding rows may be NaN.
+        assert torch.equal(leaf.nan_to_num(), value.nan_to_num()), (
+            f"loss() asks the live policy twice, and gets other {name}"
+        )
+        return leaf
 
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
         result = super().__call__(track, policy=policy)
@@ -152,7 +157,7 @@ class _Leaves(ForwardWrapper):
 
 
 class _Repeats(ForwardWrapper):
-    """Gives the velocities of before, whatever the points, one of them moved."""
+    """Returns recorded velocities, whatever the points, with one of them moved."""
 
     def __init__(self, leaves: _Leaves, name: str, change: Tensor) -> None:
         super().__init__(leaves)
@@ -179,7 +184,7 @@ class _CutCritic:
 
 
 def _moved(inputs: Any, name: str, change: Tensor) -> Any:
-    """The inputs with one of the live policy's results moved."""
+    """The inputs with one result of the live policy moved."""
     if isinstance(inputs, PointLossInputs):
         assert name == "velocity 1", "loss() asks the live policy more than once"
         velocities = {**inputs.velocities, "live": inputs.velocities["live"] + change.numpy()}

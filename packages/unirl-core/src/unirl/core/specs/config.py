@@ -197,7 +197,7 @@ class RunConfig:
     media_every: int = limit(10, least=0)
     """Steps between logging training samples (images or completions) to the trackers; 0 logs none."""
     on_collapse: str = one_of("report", "fail", default="report")
-    """When all samples of several steps score like the worst of the first steps: `report` a finding, or `fail`."""
+    """When a trained reward has fallen to the worst score of the first steps: `report` a finding, or `fail`."""
     threads: int = limit(0, least=0, most=1024)
     """CPU threads for torch; 0 keeps torch's default."""
     batch_invariant: bool = False

@@ -74,7 +74,7 @@ class PipelineConfig(PartConfig):
             train = list(self.unfit(stage.sampling, part))
             # What evaluation inherits is refused where it is set.
             own = [one for one in self.unfit(evaluated, part) if one.key.split(".")[1] in stage.eval_sampling]
-        except (RecipeError, KeyError, TypeError, AttributeError):
+        except (RecipeError, KeyError, TypeError, AttributeError, ValueError):
             return  # another layout, which is refused when it is loaded
         yield from (reason.under("sampling") for reason in train)
         yield from (reason.under("eval.sampling") for reason in own)

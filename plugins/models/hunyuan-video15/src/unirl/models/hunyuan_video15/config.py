@@ -32,6 +32,7 @@ class HunyuanVideo15Config(PipelineConfig):
 
     def sizes(self, part: Parts) -> Sizes:
         vae = part("vae")
+        # Absent in older checkpoints: the defaults are those of diffusers' class.
         factor, rate = vae.get("spatial_compression_ratio", 16), vae.get("temporal_compression_ratio", 4)
         return Sizes(factor=factor, unit=factor * part("transformer")["patch_size"], rate=rate, frame_step=rate)
 

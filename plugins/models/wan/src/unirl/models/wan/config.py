@@ -26,6 +26,7 @@ class WanConfig(PipelineConfig):
 
     def sizes(self, part: Parts) -> Sizes:
         vae, settings = part("vae"), part("transformer")
+        # Absent in older checkpoints: the defaults are those of diffusers' class.
         factor, rate = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
         # Rotary positions bound the sides and the frames; tokens of several latent frames, the fewest frames.
         (depth, *_, side), places = settings["patch_size"], settings["rope_max_seq_len"]

@@ -126,7 +126,7 @@ class WandbTracker:
         if asked not in (None, result):
             raise WandbFailed(
                 f"run_id: got {asked!r}, but this run folder belongs to W&B run {result!r}. "
-                "Leave run_id empty to continue that one."
+                "Leave run_id and WANDB_RUN_ID empty to continue that one."
             )
         return result
 
