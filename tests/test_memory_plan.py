@@ -26,7 +26,7 @@ from unirl.train_host.sharding import recompute
 TOLERANCE = 0.15
 """Accuracy of a plan. Weights, state and trajectories are exact; prompts count with the length of the longest."""
 
-SMALL = ("data.prompts_per_step=4", "data.samples_per_prompt=4", "run.threads=1", "~tracker.report")
+SMALL = ("data.prompts_per_step=4", "data.samples_per_prompt=4", "run.threads=1", "run.device=cpu", "~tracker.report")
 RECIPES = {
     "full": ("quickstart", *SMALL),
     "lora": ("quickstart", *SMALL, "backend.trains=lora", "sampling.guidance_scale=2", "train.micro_batch_size=3"),
@@ -46,6 +46,13 @@ RECIPES = {
         *("quickstart", *SMALL, "backend.activation_checkpointing=true", "train.replay=serial"),
         *("backend.trains=lora", "train.micro_batch_size=3"),
     ),
+    "step by step": ("quickstart", *SMALL, "sampling.guidance_scale=2", "train.replay=serial"),
+    "step by step, one branch": (
+        *("quickstart", *SMALL, "sampling.guidance_scale=2", "train.replay=serial", "train.detach_negative=true"),
+    ),
+    "points": ("quickstart-awm", *SMALL),
+    "points, one by one": ("quickstart-awm", *SMALL, "train.replay=serial"),
+    "steps together": ("quickstart", *SMALL, "algorithm.ratio=sequence", "train.replay=serial"),
     "edit": ("quickstart-edit", *SMALL),
     "video": ("quickstart-video", *SMALL),
     "video in bf16": (

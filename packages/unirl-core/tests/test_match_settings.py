@@ -115,7 +115,12 @@ def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
         ("data", {"samples_per_prompt": 1}, "data.samples_per_prompt: got 1, so every group has zero variance"),
         ("train", {"updates_per_step": 500}, "train.updates_per_step: got 500, expected at most 128"),
         ("train", {"micro_batch_size": -1}, "train.micro_batch_size: got -1, expected 0 or more."),
-        ("train", {"replay": "both"}, "train.replay: got 'both', expected one of stacked, serial."),
+        ("train", {"replay": "both"}, "train.replay: got 'both', expected one of auto, stacked, serial."),
+        (
+            "train",
+            {"detach_negative": True},
+            "train.detach_negative: got true, but sampling.guidance_scale is 1, so there is no negative branch.",
+        ),
         ("train", {"old_log_probs": "engine"}, "engine: train.old_log_probs=engine needs 'log-probs-gaussian'"),
         ("advantage", {"scope": "row"}, "advantage.scope: got 'row', expected one of group, global."),
         ("advantage", {"ddof": 2}, "advantage.ddof: got 2, expected one of 0, 1."),
@@ -135,6 +140,15 @@ def test_geometry_and_closed_sets_are_checked(section: str, changes: dict[str, A
     before = getattr(plan.only if section in ("train", "advantage", "sampling") else plan, section)
     plan = changed(plan, **{section: dataclasses.replace(before, **changes)})
     assert any(line.startswith(says) for line in refusals(plan)), refusals(plan)
+
+
+def test_a_negative_branch_is_detached_where_guided_steps_are_replayed() -> None:
+    guided = LatentSamplingConfig(guidance_scale=4.5)
+    plan = changed(make_plan(), sampling=guided, train=TrainConfig(detach_negative=True))
+    assert refusals(plan) == []
+    points = dataclasses.replace(ALGORITHM, needs=Needs(track="latent"))
+    (line,) = refusals(make_plan(sampling=guided, algorithm=points, train=TrainConfig(detach_negative=True)))
+    assert line.startswith("train.detach_negative: got true, but algorithm 'grpo-like' replays no guided steps.")
 
 
 def test_updates_are_counted_in_the_samples_that_are_kept() -> None:

@@ -59,6 +59,34 @@ def test_guidance_extrapolates_from_the_negative(mode, calls_expected):
 
 
 @pytest.mark.parametrize("mode", ["batched", "two-pass"])
+def test_the_gradient_may_go_through_the_positive_branch_alone(mode):
+    """Of v = 3 w + 4.5 (2 w - 3 w): -1.5 in w, and 4.5 x 2 without what the negative branch adds."""
+    w, ones, calls = torch.tensor(0.7, requires_grad=True), torch.ones(1, 1), []
+
+    def velocity(x, _sigma, conditions):
+        calls.append(len(x))
+        return w * conditions["factor"]
+
+    for only_positive, slope, forwards in (
+        (False, -1.5, [2] if mode == "batched" else [1, 1]),
+        (True, 9.0, [1, 1]),
+    ):
+        calls.clear()
+        result = guided_velocity(
+            velocity,
+            ones,
+            torch.tensor([0.5]),
+            conditions={"positive": {"factor": 2 * ones}, "negative": {"factor": 3 * ones}},
+            guidance=make_guidance(mode, scale=4.5),
+            only_positive=only_positive,
+        )
+        # fp32 sums of three numbers of order 1 to 10.
+        assert float(result.detach()) == pytest.approx(-1.5 * 0.7, abs=1e-5)
+        assert float(torch.autograd.grad(result.sum(), w)[0]) == pytest.approx(slope, abs=1e-5)
+        assert calls == forwards
+
+
+@pytest.mark.parametrize("mode", ["batched", "two-pass"])
 def test_ragged_conditions_are_guided_row_by_row(mode):
     """Tensors of any shape, here of a different length in each row and branch: a row sees the sum of its own."""
 

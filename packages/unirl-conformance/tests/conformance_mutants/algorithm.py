@@ -142,6 +142,9 @@ LATENT = [
     # The ratio of one sample must not move the weight of another.
     flow("scales-by-the-micro-batch", MICRO, "divides by the mean advantage of the micro-batch", also=(AGE,), gap=True,
          changes=values(divided_by_mean_advantage)),
+    flow("sums-what-it-couples", "one-step-at-a-time-does-not-change-the-gradient",
+         "states that a ratio of whole sequences is a sum over their steps",
+         after_build=lambda part: setattr(part, "separates_steps", True)),
     # A row of a micro-batch of one is always the first.
     flow("weighs-by-place", "the-order-of-the-rows-does-not-change-the-gradient", "weighs later rows more",
          also=(MICRO,), gap=True,

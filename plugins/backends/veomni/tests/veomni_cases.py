@@ -57,6 +57,7 @@ class Reinforce:
     """The loss - log p x advantage over the tokens of a text."""
 
     trains_critic = False
+    separates_steps = False
 
     def with_old_log_probs(self, track, replay):
         return track

@@ -6,6 +6,7 @@ notation as in Stable Diffusion 3, arXiv 2403.03206.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
@@ -17,11 +18,12 @@ from torch import Tensor
 from .noise import Device, noise, stream
 
 if TYPE_CHECKING:
-    from unirl.core.types.track import LatentSegment
+    from unirl.core.types.track import LatentSegment, Track
 
     from .forward_config import ForwardConfig
 
 __all__ = [
+    "PointLosses",
     "Points",
     "clean_estimate",
     "direct_align",
@@ -66,20 +68,52 @@ def forward_points(segment: LatentSegment, config: ForwardConfig, *, seed: int, 
     ids: of whatever draws its points alone: the samples, or their units, whose rows then share noise and noise levels.
     A pure function of (seed, id, clean latent), the same in every update of a rollout.
     """
-    x0, draws = segment.final.float()[:, None], config.num_points
+    x0, draws = segment.final.float()[:, None], drawn(segment, config.num_points)
     first, last = config.point_range
-    quantiles = forward_sigmas(seed=seed, ids=ids, draws=draws, between=(first, last), device=x0.device)
+    quantiles = forward_sigmas(seed=seed, ids=ids, draws=config.num_points, between=(first, last), device=x0.device)
+    quantiles = quantiles[:, draws]
     sigma = levels_at(quantiles, kind=cast(Levels, config.point_levels), schedule=segment.sigmas.to(x0.device))
     x1 = forward_noise(seed=seed, ids=ids, draws=draws, shape=x0.shape[2:], device=x0.device)
     return Points(x0=x0, x1=x1, sigma=sigma, x=noised(x0, x1, sigma))
 
 
-def forward_noise(*, seed: int, ids: Sequence[str], draws: int, shape: Sequence[int], device: Device = None) -> Tensor:
-    """Noise x1 of each draw of each sample.  Returns [len(ids), draws, *shape] fp32.
+class PointLosses:
+    """For an `unirl.core.roles.Algorithm` whose losses are sums over the points that it draws for a sample."""
+
+    separates_steps = True
+    num_points: int
+    """Points of each sample."""
+
+    def pieces(self, track: Track) -> list[Track]:
+        """See `unirl.core.roles.Algorithm`. Log-probs are of the points."""
+        segment = track.latent
+
+        def piece(draw: int) -> Track:
+            log_probs = None if segment.log_probs is None else segment.log_probs[:, draw : draw + 1]
+            part = dataclasses.replace(segment, draws=(draw,), log_probs=log_probs)
+            return dataclasses.replace(track, segment=part)
+
+        return [piece(draw) for draw in range(self.num_points)]
+
+    def point_weights(self, track: Track) -> Tensor:
+        """[n, k]: the sample's weight at each of its points."""
+        return track.sample_weights[:, None].expand(-1, len(drawn(track.latent, self.num_points)))
+
+
+def drawn(segment: LatentSegment, num_points: int) -> list[int]:
+    """Which of the points of each sample are trained on."""
+    return list(range(num_points) if segment.draws is None else segment.draws)
+
+
+def forward_noise(
+    *, seed: int, ids: Sequence[str], draws: int | Sequence[int], shape: Sequence[int], device: Device = None
+) -> Tensor:
+    """Noise x1 of so many draws of each sample, or of these.  Returns [len(ids), draws, *shape] fp32.
 
     A pure function of (seed, sample id, draw), whatever other samples are drawn with it.
     """
-    drawn = [noise(seed=seed, rollout=FORWARD, ids=ids, step=draw, shape=shape, device=device) for draw in range(draws)]
+    steps = range(draws) if isinstance(draws, int) else draws
+    drawn = [noise(seed=seed, rollout=FORWARD, ids=ids, step=step, shape=shape, device=device) for step in steps]
     return torch.stack(drawn, dim=1)
 
 

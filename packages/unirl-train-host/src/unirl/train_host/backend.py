@@ -61,6 +61,7 @@ class ShardedBackend(Backend):
                 "backend.activation_checkpointing: the model's spec names no wrap_blocks, so there is nothing to "
                 "recompute; leave it off."
             )
+        stacked = not train.is_serial(self._device.type)
         # Before the adapters: the critic is a copy of the checkpoint.
         net = critic_net(model) if config.critic.lr is not None else None
         self.num_lora_layers = self._prepare(model, seed)
@@ -82,7 +83,7 @@ class ShardedBackend(Backend):
                 ranks=self._ranks,
                 wraps=self._wraps,
                 packing=train.packing,
-                stacked=train.replay == "stacked",
+                stacked=stacked,
                 updates=updates,
             )
         self._copies = make_copies(self._params, config)
@@ -95,7 +96,11 @@ class ShardedBackend(Backend):
             after_step=partial(self._move, "step"),
         )
         self._replay = TrackReplay(
-            model, stacked=train.replay == "stacked", policy_context=self.policy, packing=train.packing
+            model,
+            stacked=stacked,
+            policy_context=self.policy,
+            packing=train.packing,
+            only_positive=train.detach_negative,
         )
 
     @abstractmethod

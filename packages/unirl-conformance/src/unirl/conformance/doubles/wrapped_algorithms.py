@@ -24,6 +24,7 @@ class AlgorithmWrapper(Algorithm):
         self.trains_critic = algorithm.trains_critic
         self.after_anchor, self.critic_weights = algorithm.after_anchor, algorithm.critic_weights
         self.critic_loss = algorithm.critic_loss
+        self.separates_steps, self.pieces = algorithm.separates_steps, algorithm.pieces
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return self._algorithm.advantages(track)

@@ -14,6 +14,7 @@ from unirl.conformance.doubles.track_numbers import advantages_of, changed_per_t
 from unirl.conformance.doubles.wrapped_algorithms import KeepsOldLogProbs
 from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmCase
 from unirl.conformance.fixtures.training_setup import TrainingSetup, gradient_gap
+from unirl.conformance.verdicts import NotApplicable
 from unirl.core.roles import Metric, Policy, Replayed, ReplayedTokens
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
@@ -50,6 +51,37 @@ def test_micro_batches_do_not_change_the_gradient(case: AlgorithmCase) -> None:
             how = "packed" if packing else "padded"
             case.record(
                 f"{_name(on)}, micro-batches of {tokens} tokens, {how}", gradient_gap(result, whole), bound=ROUNDING
+            )
+
+
+@claim("algorithm", track="latent")
+def test_one_step_at_a_time_does_not_change_the_gradient(case: AlgorithmCase) -> None:
+    """`train.replay=serial` replays, differentiates and frees one SDE step, or drawn point, of a micro-batch after the
+    other. The gradient is that of all of them together, with every choice of the algorithm's settings, and so are the
+    metrics.
+
+    If it fails: the loss of a step depends on the other steps of its sample, as a ratio of whole sequences does. Set
+    `separates_steps` to False for these settings, or let `pieces()` cut every field that has an entry per step.
+    """
+    settings: list[tuple[tuple[str, ...], dict[str, Any]]] = [(on, {}) for on in case.variants()]
+    settings += [((key,) if value and key in case.spec.when else (), {key: value}) for key, value, _ in case.accepted()]
+    if not any(case.algorithm(case.config(on, **chosen)).separates_steps for on, chosen in settings):
+        raise NotApplicable(f"algorithm {case.spec.name!r} keeps the steps of a sample together")
+    for on, chosen in settings:
+        setup = case.setup(on, is_ragged=True, **chosen)
+        if not setup.algorithm.separates_steps:
+            continue
+        name = ", ".join([_name(on), *(f"{key}={value}" for key, value in chosen.items())])
+        track, fixed = setup.with_old_log_probs(), KeepsOldLogProbs(setup.algorithm)
+        setup.move()
+        report, whole = setup.train(track, algorithm=fixed, micro_batch_size=4, progress=PROGRESS)
+        by_step, result = setup.train(track, algorithm=fixed, micro_batch_size=4, progress=PROGRESS, is_serial=True)
+        case.record(name, gradient_gap(result, whole), bound=ROUNDING)
+        (expected,), (metrics,) = report.metrics.values(), by_step.metrics.values()
+        for metric, value in expected.items():
+            # Sums of some fifty fp32 numbers in another order.
+            assert math.isclose(metrics[metric], value, rel_tol=1e-5, abs_tol=1e-6), (
+                f"{name}: metric {metric!r} is {metrics[metric]:g} step by step, {value:g} for all steps at once"
             )
 
 

@@ -67,7 +67,7 @@ def _dynamic_sampling(plan: Plan) -> Iterator[Reason]:
 
 def _same_updates(stages: list[Stage]) -> Iterator[Reason]:
     """Stages of one model are trained together, in the same optimizer steps and by the same forward."""
-    for key in ("updates_per_step", "replay", "packing"):
+    for key in ("updates_per_step", "replay", "detach_negative", "packing"):
         values = {stage.name: getattr(stage.train, key) for stage in stages}
         if len(set(values.values())) > 1:
             yield Reason(

@@ -18,11 +18,11 @@ from ..specs.capability import Cap, Needs
 from ..specs.config import PartConfig
 from ..specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 from .asynchrony import asynchrony
-from .comparison import comparison, rows_trained
 from .composition import composition
 from .lineage import lineage
 from .named_code import not_allowed
 from .sampling import DETERMINISTIC_KERNELS, sampling_problems
+from .training import training_problems
 from .wording import lacks, listed
 
 if TYPE_CHECKING:
@@ -332,27 +332,8 @@ def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
     for stage in plan.stages:
         at = _of_stage(plan, stage)
         if stage.algorithm is not None:
-            yield from _geometry(plan, stage, at)
-            yield from comparison(plan, stage, at)
-            yield from _old_log_probs(stage)
+            yield from training_problems(plan, stage, at)
         yield from sampling_problems(stage, key=at("sampling"), catalog=catalog)
-
-
-def _geometry(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[Reason]:
-    assert stage.algorithm is not None
-    updates, samples = stage.train.updates_per_step, rows_trained(plan, stage)
-    prompts = plan.data.prompts_per_step
-    if updates > samples:
-        yield Reason(
-            key=f"{at('train')}.updates_per_step",
-            text=f"got {updates}, expected at most {samples}, the samples of a rollout "
-            f"(data.prompts_per_step {prompts} x {samples // prompts} samples of each).",
-        )
-    if updates > 1 and not stage.needs.multi_update:
-        yield Reason(
-            key=f"{at('train')}.updates_per_step",
-            text=f"got {updates}, expected 1: algorithm {stage.algorithm.name!r} is valid for one update per rollout.",
-        )
 
 
 def _rewards(plan: Plan) -> Iterator[Reason]:
@@ -386,9 +367,3 @@ def _without_rewards(plan: Plan) -> Iterator[Reason]:
     for key, value in asking.items():
         if value:
             yield Reason(key=key, text=f"got {value}, but the plan has no reward; leave it out, or add a reward.")
-
-
-def _old_log_probs(stage: Stage) -> Iterator[Reason]:
-    if stage.train.old_log_probs == "engine":
-        cap = Cap.LOG_PROBS_GAUSSIAN if stage.kind == "latent" else Cap.LOG_PROBS_TOKEN
-        yield from lacks(stage.engine.key, stage.engine.spec, cap, asks="train.old_log_probs=engine")

@@ -180,6 +180,10 @@ class Algorithm(Protocol):
     trains_critic: bool = False
     """Whether its advantages come from a critic. Its spec then says `Needs(critic=True)`."""
 
+    separates_steps: bool = False
+    """Whether its losses over latents are sums over the steps, or drawn points, of a sample. Each can then be replayed,
+    differentiated and freed alone, see `pieces`."""
+
     @abstractmethod
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         """The track with its advantages, and numbers for the log. Reads `rewards` and `reward_parts`, with the
@@ -205,6 +209,14 @@ class Algorithm(Protocol):
     @abstractmethod
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         """Loss terms of one micro-batch. `progress` rises from 0 to 1 over the run."""
+
+    def pieces(self, track: Track) -> Sequence[Track]:
+        """A micro-batch of latents in parts of one step, or one drawn point, of every row: the terms and weights of
+        `loss`, `loss_weights`, `critic_loss` and `critic_weights` for these parts add up to those of the whole.
+
+        Called after the old-log-prob pass, if `separates_steps`. Equally many on every rank, in the same order.
+        """
+        raise absent("algorithm", self, "pieces", "with `separates_steps`")
 
     def end_step(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """Move the state to that of the next step; returns numbers for the log of this one.

@@ -271,8 +271,13 @@ class TrainConfig:
     micro_batch_tokens: int = limit(0, least=0)
     """Text: tokens per forward and backward pass, prompts included; replaces `micro_batch_size`. A longer sample gets a
     micro-batch to itself. 0 counts samples instead."""
-    replay: str = one_of("stacked", "serial", default="stacked")
-    """`stacked` runs all SDE steps of a micro-batch in one forward pass, `serial` one step at a time."""
+    replay: str = one_of("auto", "stacked", "serial", default="auto")
+    """`stacked` trains on all SDE steps (or drawn points) of a micro-batch in one forward and backward pass, `serial`
+    on one after the other: the activations of one of them are in memory at a time, of all with losses that couple the
+    steps of a sample. `auto`: serial on accelerators, stacked on the CPU. Never changes the gradient."""
+    detach_negative: bool = False
+    """Latents: the gradient goes through the positive branch of the guidance alone, as in flow_grpo's code; the others
+    have forward passes of their own, of which nothing is kept. Another gradient, of the same loss."""
     packing: bool = True
     """Text: pack the samples of a micro-batch into one sequence without padding, where the model supports it. The
     numbers are the same."""
@@ -285,6 +290,10 @@ class TrainConfig:
     logp_mismatch_mean: float | None = limit(None, least=0)
     """Largest mean log-prob mismatch over a rollout. None: no bound for latents; for text 0.001 in fp32, or 0.05 in
     16 bits."""
+
+    def is_serial(self, device: str) -> bool:
+        """What `replay` means on a device, such as `cuda:0`."""
+        return self.replay == "serial" or (self.replay == "auto" and device.partition(":")[0] != "cpu")
 
 
 @dataclass

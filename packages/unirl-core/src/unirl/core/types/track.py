@@ -133,6 +133,8 @@ class LatentSegment(Batch):
     """[T+1] fp32, falling, ending in 0."""
     sampler: Sampler = shared()
     """Kernel and guidance that computed the trajectories."""
+    draws: tuple[int, ...] | None = shared(default=None)
+    """Of the points that a loss draws for each sample, those to train on; None is all of them."""
     initial_noise: tuple[str, ...] | None = rows(default=None)
     """Digest of the x_T that each sample started from, `unirl.numerics.noise.noise_digest`."""
     step_noise_ids: tuple[tuple[str, ...], ...] | None = rows(default=None)

@@ -228,12 +228,19 @@ def make_guidance(name: str, *, scale: float = 1.0, **options: Any) -> Guidance:
 
 
 def guided_velocity(
-    velocity: Velocity, x: Tensor, sigma: Tensor, *, conditions: Branches, guidance: Guidance = NO_GUIDANCE
+    velocity: Velocity,
+    x: Tensor,
+    sigma: Tensor,
+    *,
+    conditions: Branches,
+    guidance: Guidance = NO_GUIDANCE,
+    only_positive: bool = False,
 ) -> Tensor:
     """The velocity to step along: those of the guidance's branches, combined.  Returns [B, ...] fp32.
 
     x: [B, ...].  sigma: [B].  conditions: of each branch of the guidance; others are left alone.
-    Calls `velocity` exactly `guidance.num_forwards` times.
+    only_positive: gradients go through the positive branch alone, and each branch has a forward of its own.
+    Calls `velocity` exactly `guidance.num_forwards` times, or once for each computed branch with `only_positive`.
 
     Raises ValueError if a branch has no conditions, or if they cannot be batched.
     """
@@ -245,14 +252,17 @@ def guided_velocity(
             f"{', '.join(map(repr, missing))} is missing. Encode it, or turn guidance off."
         )
     computed = guidance.computed_branches
-    if guidance.is_batched and len(computed) > 1:
+    if guidance.is_batched and len(computed) > 1 and not only_positive:
         # In the order of diffusers' pipelines, the negative first.
         order = computed[::-1]
         together = _batched({branch: conditions[branch] for branch in order})
         rows = velocity(torch.cat([x] * len(order)), torch.cat([sigma] * len(order)), together)
         velocities = dict(zip(order, rows.float().chunk(len(order)), strict=True))
     else:
-        velocities = {branch: velocity(x, sigma, conditions[branch]).float() for branch in computed}
+        velocities: dict[str, Tensor] = {}
+        for branch in computed:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and (branch == "positive" or not only_positive)):
+                velocities[branch] = velocity(x, sigma, conditions[branch]).float()
     return guidance.combine(velocities, sigma.float())
 
 

@@ -28,6 +28,7 @@ def replay(
     conditions: Branches,
     guidance: Guidance = NO_GUIDANCE,
     stacked: bool = True,
+    only_positive: bool = False,
     means: Tensor | None = None,
 ) -> Replayed:
     """Recompute the log-probs of the stored steps.
@@ -36,7 +37,7 @@ def replay(
         its rows; where it has `train_steps`, these.  conditions: of each branch of the guidance, an entry per row.
     stacked: one forward of n * S rows, or one forward of n rows per column.  The results agree to fp32
     rounding; with False and the rollout's batch they repeat the rollout's arithmetic exactly.
-
+    only_positive: see `guided_velocity`.
     means: [n, S, ...] of the steps, if known: the velocity is then not called.
 
     Calls the velocity (1 if stacked else S) * guidance.num_forwards times, also for padding: ranks that replay
@@ -60,6 +61,7 @@ def replay(
                 columns=len(columns),
                 conditions=conditions,
                 guidance=guidance,
+                only_positive=only_positive,
             )
         else:
             v = torch.zeros_like(block)
@@ -132,11 +134,13 @@ def velocity_at(
     conditions: Branches,
     guidance: Guidance = NO_GUIDANCE,
     stacked: bool = True,
+    only_positive: bool = False,
 ) -> Tensor:
     """The velocity at k points of each of n rows.  Returns [n, k, ...] fp32, with gradient.
 
     x: [n, k, ...].  sigma: [n, k].  conditions: of each branch of the guidance, an entry per row.
-    stacked: one forward of n * k rows, or k forwards of n rows; they agree to fp32 rounding.
+    stacked: one forward of n * k rows, or k forwards of n rows; they agree to fp32 rounding.  only_positive: see
+    `guided_velocity`.
 
     Calls the velocity (1 if stacked else k) * guidance.num_forwards times.
     """
@@ -149,6 +153,7 @@ def velocity_at(
             columns=len(columns),
             conditions=conditions,
             guidance=guidance,
+            only_positive=only_positive,
         )
 
     every = list(range(x.shape[1]))
@@ -201,6 +206,7 @@ def _block_velocity(
     columns: int,
     conditions: Branches,
     guidance: Guidance,
+    only_positive: bool,
 ) -> Tensor:
     """The velocity at concatenated blocks of n rows: x [columns * n, ...], with the conditions of one block."""
     return guided_velocity(
@@ -211,6 +217,7 @@ def _block_velocity(
             branch: _tiled(conditions[branch], columns) for branch in guidance.branches if branch in conditions
         },
         guidance=guidance,
+        only_positive=only_positive,
     )
 
 

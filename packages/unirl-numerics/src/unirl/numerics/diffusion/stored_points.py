@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from unirl.core.errors import BatchError
 
-from ..forward_process import forward_sigmas
+from ..forward_process import drawn, forward_sigmas
 
 if TYPE_CHECKING:
     from unirl.core.types.track import LatentSegment
@@ -33,6 +33,7 @@ def stored_points(
     first, last = config.point_range
     quantiles = forward_sigmas(seed=seed, ids=ids, draws=config.num_points, between=(first, last))
     # fp64: a quantile just below the end of its part must not round to the next one.
+    quantiles = quantiles[:, drawn(segment, config.num_points)]
     rising = (quantiles.double() * segment.num_steps).long().clamp(max=segment.num_steps - 1)
     positions = segment.num_steps - 1 - rising
     is_there = segment.positions.cpu()[:, None, :] == positions[:, :, None]

@@ -71,7 +71,7 @@ class RewardGradient(Algorithm):
         """See `unirl.core.roles.Algorithm`."""
         check_config(config, key="algorithm")
         counted = [name for name, weight in reward_weights.items() if weight]
-        return cls(config, score=score, seed=seed, rewards=counted, stacked=train.replay == "stacked")
+        return cls(config, score=score, seed=seed, rewards=counted, stacked=train.replay != "serial")
 
     @abstractmethod
     def estimates(self, track: Track, forward: Forward) -> Estimates:

@@ -117,6 +117,8 @@ class _Share:
     """Contribution of one job to one update."""
 
     micros: Sequence[Track]
+    pieces: Callable[[Track], Sequence[Track]]
+    """A micro-batch in the parts that are differentiated one after the other."""
     weights: Callable[[Track], Mapping[str, Tensor]]
     losses: Callable[[Track], Losses]
     scale: float
@@ -164,8 +166,10 @@ class _Work:
             with metered(self.forward, meter, job=self.job):
                 return algorithm.loss(micro, self.forward, progress=self.progress)
 
+        is_split = algorithm.separates_steps and self.train.is_serial(str(self.updater.device))
         return _Share(
             micros=self.batches[number],
+            pieces=algorithm.pieces if is_split else _whole,
             weights=algorithm.loss_weights,
             losses=losses,
             scale=self.job.weight,
@@ -235,6 +239,10 @@ def _anchored(micro: Track, algorithm: Algorithm, forward: Forward, updater: Upd
         return algorithm.with_old_log_probs(micro.to(updater.device), forward).to(home)
 
 
+def _whole(micro: Track) -> Sequence[Track]:
+    return (micro,)
+
+
 def _sum(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Weight of each term over the micro-batches of this rank, fp64 on the CPU."""
     totals: dict[str, Tensor] = {}
@@ -264,11 +272,11 @@ def _accumulate(shares: Sequence[_Share], *, into: Updater | CriticUpdater, upda
         return False
     into.zero_grad()
     factor = updater.num_ranks if updater.gradient_reduction == "mean" else 1
-    left = sum(len(share.micros) for share in shares)
+    left = sum(len(share.pieces(micro)) for share in shares for micro in share.micros)
     for share, of_share, expected in zip(shares, totals, announced, strict=True):
         weighed: list[Mapping[str, Tensor]] = []
-        for micro in share.micros:
-            result = share.losses(micro.to(updater.device))
+        for piece in (piece for micro in share.micros for piece in share.pieces(micro.to(updater.device))):
+            result = share.losses(piece)
             loss = reduce_terms(result.terms, totals=of_share)
             weighed.append(weight_totals(result.terms))
             share.tally.add({**result.metrics, share.loss: Metric(total=float(loss.detach()), reduce="sum")})

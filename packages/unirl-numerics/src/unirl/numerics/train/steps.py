@@ -13,7 +13,28 @@ from unirl.core.types.track import LatentSegment, Track
 from ..diffusion.sampler import kernel_of
 from ..loss.losses import mean_shift_squared
 
-__all__ = ["old_log_prob_steps", "step_counts", "velocity_gain", "velocity_shift_squared"]
+__all__ = ["StepLosses", "old_log_prob_steps", "step_counts", "velocity_gain", "velocity_shift_squared"]
+
+BY_STEP = ("log_probs", "means", "reference_means", "values", "returns", "advantages")
+"""Fields of a `LatentSegment` with an entry for each scored step."""
+
+
+class StepLosses:
+    """For an `unirl.core.roles.Algorithm` whose losses are sums over the scored steps of a sample."""
+
+    separates_steps = True
+
+    def pieces(self, track: Track) -> list[Track]:
+        """See `unirl.core.roles.Algorithm`. The parts share their latents."""
+        segment = track.latent
+        filled = {name: value for name in BY_STEP if (value := getattr(segment, name)) is not None}
+
+        def piece(column: slice) -> Track:
+            fields = {name: value[:, column] for name, value in filled.items()}
+            part = dataclasses.replace(segment, train_steps=segment.scored_steps[:, column], **fields)
+            return dataclasses.replace(track, segment=part)
+
+        return [piece(slice(number, number + 1)) for number in range(segment.scored_steps.shape[1])]
 
 
 def step_counts(track: Track) -> Tensor:

@@ -42,13 +42,14 @@ class TrackReplay:
         stacked: bool,
         policy_context: Callable[[Policy], AbstractContextManager[None]],
         packing: bool = True,
+        only_positive: bool = False,
     ) -> None:
         """stacked: all SDE steps in one forward, or one after the other.  policy_context: `Backend.policy`.
 
-        packing: pack completions without padding, if the model can.
+        packing: pack completions without padding, if the model can.  only_positive: `train.detach_negative`.
         """
         self._model = model
-        self._stacked, self._packing = stacked, packing
+        self._stacked, self._packing, self._only_positive = stacked, packing, only_positive
         self._policy_context = policy_context
         self.meter: MismatchMeter | None = None
         """Measures what the live weights replay, see `unirl.numerics.train.log_prob_mismatch.metered`."""
@@ -92,6 +93,7 @@ class TrackReplay:
                 conditions=_conditions(track, guidance),
                 guidance=guidance,
                 stacked=self._stacked,
+                only_positive=self._only_positive,
             ).reshape(x.shape)
 
         if policy == "live":
@@ -184,6 +186,7 @@ class TrackReplay:
             conditions=_conditions(track, guidance),
             guidance=guidance,
             stacked=self._stacked,
+            only_positive=self._only_positive,
             means=means,
         )
 

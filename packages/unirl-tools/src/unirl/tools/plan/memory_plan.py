@@ -19,7 +19,7 @@ from unirl.core.specs.config import LauncherConfig
 from unirl.core.specs.memory import Processes, TrainingMemory
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.loop.build import build_part
+from unirl.loop.build import build_algorithms, build_part
 from unirl.loop.parts import errors_under
 
 from .hollow import hollow
@@ -124,7 +124,8 @@ def memory_plan(plan: Plan, *, catalog: Catalog, size: ModelSize | None = None) 
         )
     inputs, unread = _longest_prompt(plan, stage)
     size = size or _measured(plan, stage, memory, catalog, inputs)
-    return _Counted(plan, stage, memory, size).plan(*unread)
+    algorithm = build_algorithms(plan, catalog=catalog)[stage.name]
+    return _Counted(plan, stage, memory, size, separates_steps=algorithm.separates_steps).plan(*unread)
 
 
 def _measured(plan: Plan, stage: Stage, memory: TrainingMemory, catalog: Catalog, inputs: Inputs) -> ModelSize:
@@ -184,8 +185,12 @@ def shown_bytes(size: int) -> str:
 class _Counted:
     """The formulas."""
 
-    def __init__(self, plan: Plan, stage: Stage, memory: TrainingMemory, size: ModelSize) -> None:
+    def __init__(
+        self, plan: Plan, stage: Stage, memory: TrainingMemory, size: ModelSize, *, separates_steps: bool
+    ) -> None:
+        """separates_steps: the algorithm's."""
         self._plan, self._stage, self._memory, self._size = plan, stage, memory, size
+        self._separates_steps = separates_steps
         self._processes = processes_of(plan)
         self._ranks = self._processes.train
         self._shards = memory.shard_ranks or self._ranks
@@ -194,6 +199,9 @@ class _Counted:
         self._is_lora = memory.lora_rank > 0
         self._offloads = bool(vars(stage.engine.config).get("offload_idle"))
         """Whether encoders and decoder are in CPU memory while they are idle; only for in-process engines."""
+        # A loss that reads no trajectory chooses its own points.
+        points = 1 if stage.algorithm is None else vars(stage.algorithm.config).get("num_points", 1)
+        self._train_rows = size.train_rows * points
         self._elements = size.adapter_elements if self._is_lora else size.trained_elements
 
     def plan(self, *unread: str) -> MemoryPlan:
@@ -219,8 +227,6 @@ class _Counted:
         if (count := self._processes.reference) and self._stage.needs.reference == "policy":
             items = {"weights": self._size.weight_bytes, **self._samples_of(count)}
             processes.append(Process(role="reference", count=count, items=items))
-        if self._stage.needs.trajectory == "none" and isinstance(self._stage.sampling, LatentSamplingConfig):
-            notes.append("more than one point per sample, which losses without a trajectory may evaluate")
         if plan_rewards := ", ".join(self._plan.rewards):
             notes.append(f"models of rewards ({plan_rewards})")
         return MemoryPlan(
@@ -310,13 +316,17 @@ class _Counted:
         return min(rows, train.micro_batch_size or rows)
 
     def _activations(self) -> float:
-        size, rows = self._size, self._rows()
-        forwards, sequence = rows * size.train_rows, self._memory.sequence_ranks
+        size, rows, train, sequence = self._size, self._rows(), self._stage.train, self._memory.sequence_ranks
+        # An accelerator is planned for, unless the plan is for the CPU.
+        is_serial = train.is_serial(self._plan.run.device)
+        branches = 1 if train.detach_negative else size.step_rows
+        steps = 1 if is_serial and self._separates_steps else self._train_rows // size.step_rows
+        kept = rows * steps * branches
         if not self._memory.recomputes_blocks:
-            return forwards * size.saved_bytes / sequence
-        # Serial replay computes a block again for one step at a time.
-        steps = 1 if self._stage.train.replay == "serial" else size.train_rows
-        return (forwards * size.kept_bytes + rows * steps * size.block_bytes) / sequence
+            return kept * size.saved_bytes / sequence
+        # Blocks are computed again for one forward pass at a time.
+        again = rows if is_serial else kept
+        return (kept * size.kept_bytes + again * size.block_bytes) / sequence
 
     def _gathered(self) -> float:
         """A block whole, the next one, and the root, in the dtype that is computed in."""
@@ -348,13 +358,15 @@ class _Counted:
     def _flops(self) -> StepTime:
         size, memory, stage = self._size, self._memory, self._stage
         row = size.flops * self._samples
-        scored = row * size.train_rows
+        scored = row * self._train_rows
         passes = 1 + (LORA_BACKWARD if self._is_lora else FULL_BACKWARD) + memory.recomputes_blocks
+        # Of branches without gradient there is a forward pass.
+        kept = 1 / size.step_rows if stage.train.detach_negative else 1
         return StepTime(
             generate=row * size.rollout_rows,
             old_log_probs=scored if stage.train.old_log_probs == "replay" and stage.needs.log_probs != "none" else 0,
             reference=scored if stage.needs.reference == "policy" else 0,
-            train=scored * passes,
+            train=round(scored * (kept * passes + 1 - kept)),
         )
 
 

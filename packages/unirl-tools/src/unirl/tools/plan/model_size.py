@@ -73,6 +73,8 @@ class ModelSize:
     """Rows that a sample is generated with."""
     train_rows: int
     """Rows that it is trained on."""
+    step_rows: int
+    """Those of one of its steps: the branches of the guidance."""
     stored_bytes: int
     """Stored for training per sample: latents of its trajectory, or tokens and their log-probs."""
 
@@ -186,6 +188,7 @@ class _Row:
             "rollout_rows": cost.rollout_rows,
             # A loss that reads no trajectory chooses its own points: one of them, with one branch.
             "train_rows": cost.train_rows or 1,
+            "step_rows": request.num_branches if cost.train_rows else 1,
             "stored_bytes": cost.stored_bytes,
         }
 
@@ -210,6 +213,7 @@ class _Row:
             "head_bytes": 4 * len(new) * len(model.vocabulary),
             "rollout_rows": 1,
             "train_rows": 1,
+            "step_rows": 1,
             # int64 tokens, and fp32 log-probs.
             "stored_bytes": 8 * (length + len(new)) + 4 * len(new),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from unirl.core.errors import RunFailed
@@ -44,7 +45,8 @@ def explanation(plan: Plan, error: BaseException) -> str:
         size = int(float(amount[1]) * UNITS[amount[2].lower()])
         lines[0] += f": tried to allocate {shown_bytes(size)}"
     lines[0] += "."
-    lines.append(_prediction(plan, trains=phase == "train"))
+    here = replace(plan, run=replace(plan.run, device="cuda" if is_cuda else "cpu"))
+    lines.append(_prediction(here, trains=phase == "train"))
     same = dict.fromkeys(word for stage in plan.stages for word in _same_results(plan, stage, phase, is_cuda=is_cuda))
     other = dict.fromkeys(word for stage in plan.stages for word in _other_results(plan, stage, phase))
     if same:
@@ -107,7 +109,7 @@ def _same_results(plan: Plan, stage: Stage, phase: str, *, is_cuda: bool) -> Ite
             yield f"train.micro_batch_tokens ({train.micro_batch_tokens})"
         else:
             yield _setting("train.micro_batch_size", train.micro_batch_size, zero="all samples")
-        if is_latent and train.replay == "stacked" and stage.needs.trajectory != "none":
+        if is_latent and not train.is_serial("cuda" if is_cuda else "cpu") and stage.needs.trajectory != "none":
             yield "train.replay=serial"
         if vars(stage.backend.config).get("activation_checkpointing") is False:
             yield f"{stage.backend.key}.activation_checkpointing=true"

@@ -12,7 +12,7 @@ from unirl.core.roles import Algorithm, Forward, Losses, LossTerm, Policy
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
-from unirl.numerics.forward_process import Points, forward_points, matching_error
+from unirl.numerics.forward_process import PointLosses, Points, forward_points, matching_error
 from unirl.numerics.loss.losses import clipped_surrogate, mean_shift_squared
 from unirl.numerics.loss.policy_metrics import mean_over, ratio_metrics
 from unirl.numerics.train.track_advantages import track_advantages
@@ -35,7 +35,7 @@ def build(
     return Awm(config, advantage=advantage, reward_weights=reward_weights, seed=seed)
 
 
-class Awm(Algorithm):
+class Awm(PointLosses, Algorithm):
     """Advantage weighted matching, arXiv 2509.25050, with the clipped ratio and the weightings of its published code.
 
     At points on the line from a clean latent to noise, the negative error of flow matching takes the place of the
@@ -51,6 +51,7 @@ class Awm(Algorithm):
         seed: int,
     ) -> None:
         self._config, self._advantage, self._reward_weights, self._seed = config, advantage, reward_weights, seed
+        self.num_points, self.separates_steps = config.num_points, config.ratio_over == "point"
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return track_advantages(track, self._advantage, reward_weights=self._reward_weights)
@@ -64,7 +65,7 @@ class Awm(Algorithm):
         return dataclasses.replace(track, segment=dataclasses.replace(track.latent, log_probs=old))
 
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
-        points = track.sample_weights[:, None].expand(-1, self._config.num_points)
+        points = self.point_weights(track)
         result = {"policy": points if self._config.ratio_over == "point" else points[:, :1]}
         return result | {name: points for name, coefficient in self._pulls().items() if coefficient}
 

@@ -14,7 +14,7 @@ from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.loss.losses import clipped_surrogate
 from unirl.numerics.loss.policy_metrics import ratio_metrics
-from unirl.numerics.train.steps import old_log_prob_steps, step_counts
+from unirl.numerics.train.steps import StepLosses, old_log_prob_steps, step_counts
 from unirl.numerics.train.track_advantages import (
     advantages_of,
     chosen_and_clipped,
@@ -37,7 +37,7 @@ def build(
     return BranchGrpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
 
 
-class BranchGrpo(Algorithm):
+class BranchGrpo(StepLosses, Algorithm):
     """BranchGRPO, arXiv 2509.06040.
 
     The samples of a group are the leaves of a tree. A step that several samples share has one advantage: that of the

@@ -11,7 +11,7 @@ from unirl.core.roles import Algorithm, Forward, Losses, LossTerm
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
-from unirl.numerics.forward_process import forward_points, matching_error
+from unirl.numerics.forward_process import PointLosses, forward_points, matching_error
 from unirl.numerics.loss.policy_metrics import mean_over
 from unirl.numerics.train.preference_pairs import losers_of, with_pairs
 
@@ -30,7 +30,7 @@ def build(
     return DiffusionDpo(config, advantage=advantage, reward_weights=reward_weights, seed=seed)
 
 
-class DiffusionDpo(Algorithm):
+class DiffusionDpo(PointLosses, Algorithm):
     """Diffusion-DPO, arXiv 2311.12908, equation 14, for flow matching.
 
     The best and the worst sample of each group are a unit; those in no pair have weight 0. Both are noised alike, at
@@ -46,6 +46,7 @@ class DiffusionDpo(Algorithm):
         seed: int,
     ) -> None:
         self._config, self._advantage, self._reward_weights, self._seed = config, advantage, reward_weights, seed
+        self.num_points = config.num_points
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         """Also the pairs of each group as units. A group without two different rewards has none."""
@@ -60,7 +61,7 @@ class DiffusionDpo(Algorithm):
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         """[n, k]: of each pair at its winner, 0 elsewhere. A pair without a preference weighs nothing."""
         _, weights = losers_of(track)
-        return {"policy": weights[:, None].expand(-1, self._config.num_points)}
+        return {"policy": weights[:, None].expand_as(self.point_weights(track))}
 
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         weights = self.loss_weights(track)["policy"]

@@ -10,7 +10,7 @@ from unirl.core.roles import Algorithm, Forward, Losses, LossTerm
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
-from unirl.numerics.forward_process import clean_estimate, forward_points, self_weighted_error
+from unirl.numerics.forward_process import PointLosses, clean_estimate, forward_points, self_weighted_error
 from unirl.numerics.loss.losses import mean_shift_squared
 from unirl.numerics.loss.policy_metrics import mean_over
 from unirl.numerics.train.track_advantages import track_advantages
@@ -30,7 +30,7 @@ def build(
     return DiffusionNft(config, advantage=advantage, reward_weights=reward_weights, seed=seed)
 
 
-class DiffusionNft(Algorithm):
+class DiffusionNft(PointLosses, Algorithm):
     """DiffusionNFT, arXiv 2509.16117, equation 6 with the adaptive weighting of its code.
 
     The clean latents of a lagged policy are noised again. At each point the trained velocity v and the lagged one v_old
@@ -47,6 +47,7 @@ class DiffusionNft(Algorithm):
         seed: int,
     ) -> None:
         self._config, self._advantage, self._reward_weights, self._seed = config, advantage, reward_weights, seed
+        self.num_points = config.num_points
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return track_advantages(track, self._advantage, reward_weights=self._reward_weights)
@@ -56,7 +57,7 @@ class DiffusionNft(Algorithm):
         return track
 
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
-        points = track.sample_weights[:, None].expand(-1, self._config.num_points)
+        points = self.point_weights(track)
         return {"policy": points, "kl": points} if self._config.kl_coef else {"policy": points}
 
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:

@@ -11,7 +11,7 @@ from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.diffusion.stored_points import stored_points
-from unirl.numerics.forward_process import forward_points, squared_error
+from unirl.numerics.forward_process import PointLosses, forward_points, squared_error
 from unirl.numerics.loss.policy_metrics import mean_over
 
 __all__ = ["VelocityDistillation", "build"]
@@ -29,7 +29,7 @@ def build(
     return VelocityDistillation(config, seed=seed)
 
 
-class VelocityDistillation(Algorithm):
+class VelocityDistillation(PointLosses, Algorithm):
     """mean (v_student - v_teacher)^2 over the elements of latents that the student's sampler passed, or of its samples
     noised again. The gradient does not go through the sampler.
 
@@ -37,7 +37,7 @@ class VelocityDistillation(Algorithm):
     """
 
     def __init__(self, config: VelocityDistillationConfig, *, seed: int) -> None:
-        self._config, self._seed = config, seed
+        self._config, self._seed, self.num_points = config, seed, config.num_points
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         """The track as it is: every sample counts alike."""
@@ -48,7 +48,7 @@ class VelocityDistillation(Algorithm):
         return track
 
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
-        return {"matching": track.sample_weights[:, None].expand(-1, self._config.num_points)}
+        return {"matching": self.point_weights(track)}
 
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         weights = self.loss_weights(track)["matching"]

@@ -16,7 +16,7 @@ from unirl.numerics.loss.losses import bounded_ratio, expand_leading
 from unirl.numerics.loss.policy_metrics import mean_over, ratio_metrics
 from unirl.numerics.tokens.gae import token_rewards
 from unirl.numerics.train.actions import per_action
-from unirl.numerics.train.steps import old_log_prob_steps, step_counts, velocity_shift_squared
+from unirl.numerics.train.steps import StepLosses, old_log_prob_steps, step_counts, velocity_shift_squared
 from unirl.numerics.train.track_advantages import advantages_of, track_advantages
 from unirl.numerics.train.values import value_losses, with_advantages_from_values
 
@@ -36,7 +36,7 @@ def build(
     return kind(config, advantage=advantage, reward_weights=reward_weights, train=train)
 
 
-class Dpok(AdaptiveKl, Algorithm):
+class Dpok(StepLosses, AdaptiveKl, Algorithm):
     """DPOK, arXiv 2305.16381, algorithm 1, with the clip and the penalty of its code (google-research/dpok).
 
     Per step -w A clip(r, 1 - eps, 1 + eps) without PPO's maximum: outside the range a sample has no policy gradient

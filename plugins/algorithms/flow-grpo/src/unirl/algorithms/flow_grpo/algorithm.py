@@ -31,7 +31,7 @@ from unirl.numerics.loss.losses import (
     velocity_kl,
 )
 from unirl.numerics.loss.policy_metrics import mean_over, ratio_metrics
-from unirl.numerics.train.steps import old_log_prob_steps, step_counts
+from unirl.numerics.train.steps import StepLosses, old_log_prob_steps, step_counts
 from unirl.numerics.train.track_advantages import advantages_of, track_advantages
 
 __all__ = ["FlowGrpo", "build"]
@@ -49,7 +49,7 @@ def build(
     return FlowGrpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
 
 
-class FlowGrpo(AdaptiveKl, Algorithm):
+class FlowGrpo(StepLosses, AdaptiveKl, Algorithm):
     """Flow-GRPO, arXiv 2505.05470, equation 6, with the variants that differ from it by a setting.
 
     DanceGRPO (2505.07818) is the kernel `dance-sde`, with noise at all steps but the last and a random share of them
@@ -70,6 +70,8 @@ class FlowGrpo(AdaptiveKl, Algorithm):
         self._config = config
         self._advantage = advantage
         self._reward_weights = reward_weights
+        # The ratio of a sequence is a mean over its steps.
+        self.separates_steps = config.ratio == "step"
         self._keeps_means = config.ratio_norm or config.loss == "divergence"
         self._replays = train.old_log_probs == "replay"
 

@@ -16,7 +16,7 @@ from unirl.numerics.loss.losses import clipped_surrogate, gaussian_kl
 from unirl.numerics.loss.policy_metrics import mean_over, ratio_metrics
 from unirl.numerics.tokens.gae import token_rewards
 from unirl.numerics.train.actions import per_action
-from unirl.numerics.train.steps import old_log_prob_steps, step_counts
+from unirl.numerics.train.steps import StepLosses, old_log_prob_steps, step_counts
 from unirl.numerics.train.values import value_losses, with_advantages_from_values
 
 __all__ = ["FlowPpo", "build"]
@@ -34,7 +34,7 @@ def build(
     return FlowPpo(config, train=train)
 
 
-class FlowPpo(AdaptiveKl, Algorithm):
+class FlowPpo(StepLosses, AdaptiveKl, Algorithm):
     """PPO, arXiv 1707.06347, equations 7 and 9, with the advantages of arXiv 1506.02438.
 
     Denoising as a decision process (DDPO, arXiv 2305.13301, section 4.2): each scored step is an action, whose state is

@@ -10,7 +10,7 @@ from unirl.core.roles import Algorithm, Forward, Losses, LossTerm
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
-from unirl.numerics.forward_process import forward_points, matching_error
+from unirl.numerics.forward_process import PointLosses, forward_points, matching_error
 from unirl.numerics.loss.policy_metrics import mean_over
 
 __all__ = ["Sft", "build"]
@@ -28,14 +28,14 @@ def build(
     return Sft(config, seed=seed)
 
 
-class Sft(Algorithm):
+class Sft(PointLosses, Algorithm):
     """Conditional flow matching on the line of rectified flow: arXiv 2210.02747, equation 9; arXiv 2209.03003.
 
     Rewards and advantages are not read.
     """
 
     def __init__(self, config: SftConfig, *, seed: int) -> None:
-        self._config, self._seed = config, seed
+        self._config, self._seed, self.num_points = config, seed, config.num_points
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         """The track as it is: every sample counts alike."""
@@ -46,7 +46,7 @@ class Sft(Algorithm):
         return track
 
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
-        return {"matching": track.sample_weights[:, None].expand(-1, self._config.num_points)}
+        return {"matching": self.point_weights(track)}
 
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         weights = self.loss_weights(track)["matching"]

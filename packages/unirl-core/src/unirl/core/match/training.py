@@ -1,0 +1,99 @@
+"""Checks of what a stage trains on: its updates, the groups that samples are compared in, and their log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ..limits import Reason
+from ..specs.capability import Cap
+from ..types.sampling import LatentSamplingConfig
+from .wording import lacks
+
+if TYPE_CHECKING:
+    from ..specs.plan import Plan, Stage
+
+__all__ = ["rows_trained", "training_problems"]
+
+
+def rows_trained(plan: Plan, stage: Stage) -> int:
+    """Samples of a rollout that a stage trains on, at most."""
+    compared, kept = plan.rows_compared(stage), stage.advantage.keep_best + stage.advantage.keep_worst
+    groups = plan.data.prompts_per_step * plan.rows_per_prompt(stage) // compared
+    return groups * min(kept or compared, compared)
+
+
+def training_problems(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[Reason]:
+    """Of a stage with an algorithm. at: section -> its key for this stage."""
+    yield from _geometry(plan, stage, at)
+    yield from _comparison(plan, stage, at)
+    yield from _old_log_probs(stage)
+    yield from _detached(stage, at)
+
+
+def _geometry(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[Reason]:
+    assert stage.algorithm is not None
+    updates, samples = stage.train.updates_per_step, rows_trained(plan, stage)
+    prompts = plan.data.prompts_per_step
+    if updates > samples:
+        yield Reason(
+            key=f"{at('train')}.updates_per_step",
+            text=f"got {updates}, expected at most {samples}, the samples of a rollout "
+            f"(data.prompts_per_step {prompts} x {samples // prompts} samples of each).",
+        )
+    if updates > 1 and not stage.needs.multi_update:
+        yield Reason(
+            key=f"{at('train')}.updates_per_step",
+            text=f"got {updates}, expected 1: algorithm {stage.algorithm.name!r} is valid for one update per rollout.",
+        )
+
+
+def _comparison(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[Reason]:
+    own, compared, compares = stage.advantage, plan.rows_compared(stage), stage.needs.compares_groups
+    samples = "data.samples_per_prompt"
+    if stage.parent is not None or stage.settings.samples:
+        samples = f"stages.{stage.name}.samples"
+    if compared < 2 and own.center == "group" and compares:
+        yield Reason(
+            key=samples,
+            text=f"got {stage.samples}, so every group has zero variance and all advantages would be 0; use 2 or more, "
+            f"or {at('advantage')}.center=global.",
+        )
+    for name in ("values", "keep_best", "keep_worst"):
+        value = getattr(own, name)
+        if value not in ("scores", 0) and not compares:
+            assert stage.algorithm is not None
+            yield Reason(
+                key=f"{at('advantage')}.{name}",
+                text=f"got {value}, but algorithm {stage.algorithm.name!r} does not compare the samples of a group; "
+                "leave it out.",
+            )
+    if own.keep_best + own.keep_worst > compared:
+        names = [name for name in ("keep_best", "keep_worst") if getattr(own, name)]
+        yield Reason(
+            key=f"{at('advantage')}.{names[0]}",
+            text=f"got {' + '.join(f'{name} {getattr(own, name)}' for name in names)}, expected at most {compared}, "
+            f"the samples of a group. Use fewer, or raise {samples}.",
+        )
+
+
+def _old_log_probs(stage: Stage) -> Iterator[Reason]:
+    if stage.train.old_log_probs == "engine":
+        cap = Cap.LOG_PROBS_GAUSSIAN if stage.kind == "latent" else Cap.LOG_PROBS_TOKEN
+        yield from lacks(stage.engine.key, stage.engine.spec, cap, asks="train.old_log_probs=engine")
+
+
+def _detached(stage: Stage, at: Callable[[str], str]) -> Iterator[Reason]:
+    if not stage.train.detach_negative:
+        return
+    assert stage.algorithm is not None
+    sampling = stage.sampling
+    if not isinstance(sampling, LatentSamplingConfig):
+        why = f"track {stage.track!r} is text, which has no negative branch"
+    elif stage.needs.log_probs != "gaussian":
+        why = f"algorithm {stage.algorithm.name!r} replays no guided steps"
+    elif not sampling.is_guided:
+        why = f"{at('sampling')}.guidance_scale is 1, so there is no negative branch"
+    else:
+        return
+    yield Reason(key=f"{at('train')}.detach_negative", text=f"got true, but {why}. Leave it out.")
