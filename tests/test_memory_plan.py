@@ -139,6 +139,13 @@ def test_two_ranks_hold_what_was_planned_for_each(tmp_path: Path) -> None:
             assert process.items[item] == pytest.approx(held[item], rel=TOLERANCE), (number, item)
 
 
+def test_texts_are_planned_from_configs_and_tokenizer_alone(tmp_path: Path) -> None:
+    source = Path(str(vars(compose("quickstart-text", [], catalog=catalog()).only.model.config)["path"]))
+    folder = tmp_path / "configs"
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    assert planned("quickstart-text", f"model.path={folder}") == planned("quickstart-text")
+
+
 def test_a_checkpoint_without_weights_is_planned_as_the_whole_one(
     tmp_path: Path, one: MemoryPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:

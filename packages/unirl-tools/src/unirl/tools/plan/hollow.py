@@ -43,7 +43,7 @@ def hollow(config: C, *, key: str, folder: Path) -> Generator[C]:
         return
     with tempfile.TemporaryDirectory(prefix="unirl-plan-") as place:
         copy = Path(place) / folder.name
-        for name in ("", *missing):
+        for name in dict.fromkeys(("", *missing)):
             (copy / name).mkdir()
             for item in (folder / name).iterdir():
                 if (name or item.name not in missing) and not item.name.endswith(".index.json"):
