@@ -215,19 +215,36 @@ def test_idle_encoders_and_decoder_take_the_place_of_activations(one: MemoryPlan
 
 def test_activation_checkpointing_keeps_less_and_computes_more(one: MemoryPlan) -> None:
     again = planned("quickstart", "backend.activation_checkpointing=true", of=one)
-    serial = planned("quickstart", "backend.activation_checkpointing=true", "train.replay=serial", of=one)
-    rows, steps = 96, 5
-    kept = rows * steps * one.size.kept_bytes
-    assert again.processes[0].items["activations"] == kept + rows * steps * one.size.block_bytes
-    assert serial.processes[0].items["activations"] == kept + rows * one.size.block_bytes
+    rows, each = 96, one.size.kept_bytes + one.size.block_bytes
+    assert again.processes[0].items["activations"] == rows * each
     assert again.flops.train * 3 == one.flops.train * 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ((), 1),
+        (("run.device=cpu",), 5),
+        (("train.replay=stacked",), 5),
+        (("train.replay=serial", "run.device=cpu"), 1),
+        (("algorithm.ratio=sequence",), 5),
+    ],
+)
+def test_a_graph_has_one_step_unless_the_loss_couples_them(
+    one: MemoryPlan, settings: tuple[str, ...], steps: int
+) -> None:
+    plan = planned("quickstart", *settings, of=one)
+    assert plan.processes[0].items["activations"] == 96 * steps * one.size.saved_bytes
 
 
 def test_operations_follow_samples_steps_and_branches(one: MemoryPlan) -> None:
     row = 192 * one.size.flops
-    assert (one.flops.generate, one.flops.old_log_probs, one.flops.train) == (10 * row, 5 * row, 15 * row)
+    # Old log-probs before the first step: of the second of two updates.
+    assert (one.flops.generate, one.flops.old_log_probs, one.flops.train) == (10 * row, 5 * row // 2, 15 * row)
     guided = planned("quickstart", "sampling.guidance_scale=2", "algorithm.kl_coef=0.1", "backend.reference_copy=true")
-    assert (guided.flops.generate, guided.flops.reference) == (20 * row, 10 * row)
+    assert (guided.flops.generate, guided.flops.reference, guided.flops.train) == (20 * row, 10 * row, 30 * row)
+    detached = planned("quickstart", "sampling.guidance_scale=2", "train.detach_negative=true")
+    assert detached.flops.train == (15 + 5) * row
 
 
 def test_a_checkpoint_has_weights_averages_and_moments_and_no_reference(one: MemoryPlan) -> None:
@@ -287,7 +304,7 @@ def test_what_cannot_be_planned_is_refused(words: tuple[str, ...], says: str) ->
 
 
 def test_the_command_says_what_does_not_fit_and_ends_with_1() -> None:
-    result = CliRunner().invoke(cli, ["plan", "quickstart", "--device-memory", "200MiB", "--json"])
+    result = CliRunner().invoke(cli, ["plan", "quickstart", "run.device=cpu", "--device-memory", "200MiB", "--json"])
     assert result.exit_code == 1, result.output
     (problem,) = json.loads(result.stdout)["problems"]
     assert problem.startswith("train: needs 0.3 GiB of each device, expected at most 0.2 GiB. Largest: activations 0.3")
