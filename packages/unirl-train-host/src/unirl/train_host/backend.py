@@ -110,7 +110,7 @@ class ShardedBackend(Backend):
         """
 
     def _new_optimizer(self, *, total_steps: int) -> Optimizer:
-        return Optimizer(self._params, self._config, total_steps=total_steps, several_meshes=self._ranks.num_tensor > 1)
+        return Optimizer(self._params, self._config, total_steps=total_steps)
 
     def _view(self, tensor: Tensor) -> Tensor:
         """A tensor laid out as a parameter is, viewed as a shard of the whole tensor; the same memory."""

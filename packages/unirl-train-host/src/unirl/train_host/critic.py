@@ -69,7 +69,7 @@ class Critic:
             lr_warmup_steps=config.critic.lr_warmup_steps,
         )
         total = updates * self.steps_per_update
-        self.optimizer = Optimizer(params, own, total_steps=total, several_meshes=ranks.num_tensor > 1)
+        self.optimizer = Optimizer(params, own, total_steps=total)
 
     @property
     def is_alone(self) -> bool:
