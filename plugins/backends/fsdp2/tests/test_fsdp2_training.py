@@ -10,6 +10,7 @@ import torch.distributed as dist
 from fsdp2_toy import SPEC, Clipped, ToyModel, gradients, make_backend, make_track, settings
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import Shard, distribute_tensor
 from unirl.backends.fsdp2.config import AverageConfig
 from unirl.core.errors import RecipeError, RunFailed
@@ -19,7 +20,7 @@ from unirl.core.types.track import Status
 from unirl.numerics.diffusion.kernels import make_kernel
 from unirl.numerics.diffusion.replay import replay
 from unirl.train_host.optimizer import Optimizer, learning_rate
-from unirl.train_host.sharding import full
+from unirl.train_host.sharding import DTYPES, full
 
 
 @pytest.fixture
@@ -176,6 +177,39 @@ def test_wrapped_on_one_rank_gives_the_same_bits_as_unwrapped(trains, policy):
     assert all(torch.equal(result["always"][0][name], grad) for name, grad in result["auto"][0].items())
     assert result["always"][1] == result["auto"][1]
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_adapters_on_a_base_in_the_dtype_of_mixed_precision_need_no_wrapper(precision, recomputes):
+    """On one rank, for the same bits; a base that would have to be cast is wrapped."""
+    result = {}
+    for shard in ("auto", "always"):
+        model = ToyModel()
+        model.net.to(DTYPES[precision])
+        backend, model = make_backend(
+            model,
+            shard=shard,
+            mixed_precision=precision,
+            activation_checkpointing=recomputes,
+            ema=AverageConfig(kind="constant", decay=0.5),
+            train=TrainConfig(updates_per_step=2, micro_batch_size=3),
+        )
+        assert isinstance(model.net, FSDPModule) == (shard == "always")
+        track = make_track(model)
+        for policy in ("reference", "ema"):
+            backend.train([Job(track=track, algorithm=Clipped(to=policy))], progress=0.0)
+        result[shard] = gradients(backend, track, Clipped(to="ema")), backend.export_weights(kind="merged").checksum
+        backend.close()
+    assert all(torch.equal(result["always"][0][name], grad) for name, grad in result["auto"][0].items())
+    assert result["always"][1] == result["auto"][1]
+
+    for changes in ({}, {"trains": "full"}):
+        model = ToyModel()
+        model.net.blocks.to(DTYPES[precision])
+        backend, model = make_backend(model, mixed_precision=precision, **changes)
+        assert isinstance(model.net, FSDPModule)
+        backend.close()
 
 
 def test_activation_checkpointing_changes_no_bit():

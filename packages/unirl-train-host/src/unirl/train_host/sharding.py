@@ -22,6 +22,7 @@ from .ranks import Ranks
 __all__ = [
     "DTYPES",
     "allocate",
+    "cast_ends",
     "cast_inputs",
     "fill",
     "find_blocks",
@@ -171,6 +172,19 @@ def fill(tensor: Tensor, whole: Tensor) -> None:
     tensor.copy_(
         distribute_tensor(whole, tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else whole
     )
+
+
+def cast_ends(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast inputs and outputs as `shard` does, of a module that is not wrapped: to the dtype, and to fp32."""
+    module.register_forward_pre_hook(functools.partial(cast_inputs, dtype=dtype), with_kwargs=True)
+
+    def to_fp32(_module: nn.Module, _args: Any, output: Any) -> Any:
+        def cast(value: Any) -> Any:
+            return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        return tree_map(cast, output)
+
+    module.register_forward_hook(to_fp32)
 
 
 def cast_inputs(

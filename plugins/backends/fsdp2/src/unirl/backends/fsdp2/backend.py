@@ -9,7 +9,7 @@ from torch import nn
 from unirl.core.specs.check import check_config
 from unirl.train_host.backend import ShardedBackend
 from unirl.train_host.ranks import Ranks
-from unirl.train_host.sharding import allocate, is_empty, shard, split
+from unirl.train_host.sharding import DTYPES, allocate, cast_ends, is_empty, shard, split
 
 from .config import Fsdp2Config
 
@@ -48,6 +48,12 @@ class Fsdp2Backend(ShardedBackend):
         wraps = self._wants_wrap or ranks.num_ranks * ranks.num_sequence > 1
         if wraps:
             shard(self._module, blocks, ranks=ranks, precision=self._config.mixed_precision)
+        elif self._config.mixed_precision in DTYPES:
+            from unirl.train_host.adapters import compute_adapters_in
+
+            dtype = DTYPES[self._config.mixed_precision]
+            compute_adapters_in(self._module, dtype)
+            cast_ends(self._module, dtype)
         if is_empty(self._module):
             allocate(self._module, self._device)
             model.fill(self._plain(self._module.state_dict(keep_vars=True)))
@@ -55,4 +61,14 @@ class Fsdp2Backend(ShardedBackend):
 
     @property
     def _wants_wrap(self) -> bool:
-        return self._config.shard == "always" or self._config.mixed_precision != "none"
+        """Whether the module is wrapped on one rank, too: FSDP casts there what is not in the dtype to compute in."""
+        config = self._config
+        if config.shard == "always" or config.mixed_precision not in DTYPES:
+            return config.shard == "always"
+        # Adapters are cast without it. A critic is a copy of the model in fp32.
+        is_cast = all(
+            param.dtype is DTYPES[config.mixed_precision]
+            for param in self._module.parameters()
+            if param.is_floating_point() and not param.requires_grad
+        )
+        return config.trains == "full" or config.critic.lr is not None or not is_cast

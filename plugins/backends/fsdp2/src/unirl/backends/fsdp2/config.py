@@ -34,8 +34,9 @@ class MeshConfig:
 @dataclass
 class Fsdp2Config(ShardedConfig):
     shard: str = one_of("auto", "always", default="auto")
-    """`auto` does not wrap the module on one rank without mixed precision, where FSDP gives the same gradients and
-    costs about 10 ms a step; `always` wraps it."""
+    """`always` wraps the module. `auto` does not on one rank where the module computes in its own dtype: without mixed
+    precision, and with LoRA where `model.dtype` is that of mixed precision. FSDP would copy every weight in every
+    forward there, for the same gradients."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """Device mesh."""
 
