@@ -65,8 +65,8 @@ def compute_adapters_in(module: nn.Module, dtype: torch.dtype) -> None:
     """Compute the adapters in a dtype, from weights that stay in their own: the numbers of weights kept in that dtype,
     but gradients and optimizer steps of the weights' dtype."""
 
-    def linear(x: Tensor, *, layer: nn.Linear) -> Tensor:
-        return nn.functional.linear(x.to(dtype), layer.weight.to(dtype))
+    def linear(input: Tensor, *, layer: nn.Linear) -> Tensor:
+        return nn.functional.linear(input.to(dtype), layer.weight.to(dtype))
 
     for _, adapted in _layers(module):
         # peft would cast the input to the weights' dtype first.
