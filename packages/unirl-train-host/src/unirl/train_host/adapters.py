@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -65,15 +65,15 @@ def compute_adapters_in(module: nn.Module, dtype: torch.dtype) -> None:
     """Compute the adapters in a dtype, from weights that stay in their own: the numbers of weights kept in that dtype,
     but gradients and optimizer steps of the weights' dtype."""
 
-    def linear(input: Tensor, *, layer: nn.Linear) -> Tensor:
-        return nn.functional.linear(input.to(dtype), layer.weight.to(dtype))
+    def linear(x: Tensor, *, layer: nn.Linear) -> Tensor:
+        return nn.functional.linear(x.to(dtype), layer.weight.to(dtype))
 
     for _, adapted in _layers(module):
         # peft would cast the input to the weights' dtype first.
         adapted.cast_input_dtype_enabled = False
         for side in (adapted.lora_A, adapted.lora_B):
             layer = cast(nn.Linear, side[ADAPTER])
-            layer.forward = functools.partial(linear, layer=layer)
+            layer.forward = cast("Any", functools.partial(linear, layer=layer))
 
 
 def lora_names(module: nn.Module) -> dict[str, str]:
