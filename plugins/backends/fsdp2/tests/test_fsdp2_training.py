@@ -355,8 +355,9 @@ def test_wrong_settings_and_blocks_are_named():
         make_backend(lr=-1.0)
     with pytest.raises(RecipeError, match=r"wrap_blocks: got ToyBlok, .*Nearest: ToyBlock"):
         make_backend(ToyModel(spec=dataclasses.replace(SPEC, wrap_blocks=("ToyBlok",))))
-    with pytest.raises(RecipeError, match="nothing to recompute"):
-        make_backend(ToyModel(spec=dataclasses.replace(SPEC, wrap_blocks=())), activation_checkpointing=True)
+    for key, value in (("activation_checkpointing", True), ("compile", "blocks")):
+        with pytest.raises(RecipeError, match=f"backend.{key}: the model's spec names no wrap_blocks"):
+            make_backend(ToyModel(spec=dataclasses.replace(SPEC, wrap_blocks=())), **{key: value})
 
 
 def test_padding_is_never_a_finding_of_its_own():

@@ -52,6 +52,13 @@ class Fsdp2Config(ShardedConfig):
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Those of every backend, and a mesh that the model cannot be laid out on."""
         yield from super().problems(plan, stage)
+        if self.compile != "none" and self.copies > 1:
+            axis = "tensor" if self.mesh.tensor > 1 else "sequence"
+            yield Reason(
+                key=".compile",
+                text=f"got {self.compile} with mesh.{axis}={self.copies}, whose exchanges inside of blocks are not "
+                "compiled. Use none, or a mesh of shards alone.",
+            )
         if plan is None or stage is None:
             return
         model = stage.model
