@@ -45,7 +45,7 @@ class Fsdp2Backend(ShardedBackend):
             split(self._module, model.spec.tensor_parallel, ranks=ranks)
         if mesh.sequence > 1:
             model.split_sequence(ranks.sequence_mesh)
-        wraps = self._wants_wrap or ranks.num_ranks * ranks.num_sequence > 1
+        wraps = self._wants_wrap or (ranks.num_ranks * ranks.num_sequence > 1 and not self._replicates)
         if wraps:
             shard(self._module, blocks, ranks=ranks, precision=self._config.mixed_precision)
         elif self._config.mixed_precision in DTYPES:
@@ -58,6 +58,12 @@ class Fsdp2Backend(ShardedBackend):
             allocate(self._module, self._device)
             model.fill(self._plain(self._module.state_dict(keep_vars=True)))
         return wraps
+
+    @property
+    def _replicates(self) -> bool:
+        """Whether every rank has a base of its own: the updater averages what little the adapters have of gradients."""
+        config = self._config
+        return config.trains == "lora" and config.critic.lr is None and config.mesh.shard == 1 and config.copies == 1
 
     @property
     def _wants_wrap(self) -> bool:

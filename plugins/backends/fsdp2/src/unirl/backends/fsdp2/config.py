@@ -22,7 +22,8 @@ class MeshConfig:
 
     shard: int = limit(0, least=0)
     """Ranks that one copy of the weights is sharded over; 0 is all of them (FSDP). Fewer gives each group of this size
-    its own copy (HSDP): gradients are reduced within a group first, which suits several machines."""
+    its own copy (HSDP): gradients are reduced within a group first, which suits several machines. 1 with LoRA: every
+    rank has the whole base and gathers nothing; the fastest where it fits."""
     tensor: int = limit(1, least=1)
     """Tensor-parallel ranks: they split the linear layers of the model's `tensor_parallel` plan and get the same
     samples."""
