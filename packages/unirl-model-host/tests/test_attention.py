@@ -54,6 +54,7 @@ def test_diffusers_needs_a_package_where_the_list_says_so(name):
         ),
         ("quickstart", "_flash_3", "got '_flash_3', which has no backward pass"),
         ("quickstart", "flash", "got 'flash', which needs flash-attn, but that is not installed."),
+        ("quickstart", "flex", "got 'flex' with run.batch_invariant, which checks torch's alone. Use one of native,"),
         ("quickstart-text", "flash", "got 'flash', expected one of auto, sdpa, eager, flash_attention_2, "),
         ("quickstart-text", "flash_attention_3", "got 'flash_attention_3', which needs flash-attn-3, but"),
         (
@@ -65,7 +66,8 @@ def test_diffusers_needs_a_package_where_the_list_says_so(name):
 )
 def test_attention_that_cannot_train_here_is_refused(recipe, name, message):
     catalog = Catalog.discover()
-    plan = compose(recipe, [f"model.attention={name}"], catalog=catalog)
+    words = ["run.batch_invariant=true"] if "run.batch_invariant" in message else []
+    plan = compose(recipe, [f"model.attention={name}", *words], catalog=catalog)
     (reason,) = [str(one) for one in match(plan, catalog=catalog).reasons]
     assert reason.startswith(f"model.attention: {message}")
 

@@ -14,7 +14,7 @@ from unirl.core.limits import Reason
 
 if TYPE_CHECKING:
     from unirl.core.specs.config import PartConfig
-    from unirl.core.specs.plan import Stage
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["OF_DIFFUSERS", "OF_TRANSFORMERS", "Attention", "attention_problems", "is_flash"]
 
@@ -79,12 +79,14 @@ OF_TRANSFORMERS: Mapping[str, Attention] = {
 }
 """Names of `attn_implementation` (transformers 5.12 to 5.22), with kernels of the hub."""
 
+_BATCH_INVARIANT = ("auto", "sdpa", "eager", "native", "_native_math")
+
 
 def attention_problems(
-    config: PartConfig, name: str | None, known: Mapping[str, Attention], stage: Stage | None
+    config: PartConfig, name: str | None, known: Mapping[str, Attention], *, plan: Plan | None, stage: Stage | None
 ) -> Iterator[Reason]:
-    """Why attention of this name cannot be used here: unknown to the library, not installed, or without a backward pass
-    in a model that trains.
+    """Why attention of this name cannot be used here: unknown to the library, not installed, without a backward pass in
+    a model that trains, or in a batch-invariant run that does not check it.
 
     config: of the model, whose setting `attention` it is; None is the library's choice.  known: the library's names.
     """
@@ -99,6 +101,9 @@ def attention_problems(
         text = f"got {name!r}, which has no backward pass, but the model trains. Leave it out, {advice}"
     elif not _is_installed(known[name].dist):
         text = f"got {name!r}, which needs {known[name].dist}, but that is not installed. Install it, {advice}"
+    elif plan is not None and plan.run.batch_invariant and name not in _BATCH_INVARIANT:
+        usable = [one for one in known if one in _BATCH_INVARIANT]
+        text = f"got {name!r} with run.batch_invariant, which checks torch's alone. Use one of {', '.join(usable)}."
     if text:
         yield Reason(key=".attention", text=text)
 

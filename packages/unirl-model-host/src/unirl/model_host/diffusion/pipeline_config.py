@@ -68,7 +68,7 @@ class PipelineConfig(PartConfig):
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """What the files of a local checkpoint rule out, settings of sampling and of evaluation among them."""
         yield from super().problems(plan, stage)
-        yield from attention_problems(self, self.attention, OF_DIFFUSERS, stage)
+        yield from attention_problems(self, self.attention, OF_DIFFUSERS, plan=plan, stage=stage)
         yield from checkpoint_problems(self.path)
         yield from lora_problems(self, plan, stage)
         folder = Path(self.path).expanduser()

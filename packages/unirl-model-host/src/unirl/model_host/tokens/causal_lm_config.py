@@ -42,7 +42,8 @@ class CausalLmConfig(PartConfig):
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """What the files of a local checkpoint rule out."""
         yield from super().problems(plan, stage)
-        yield from attention_problems(self, self.attention, {"auto": Attention(), **OF_TRANSFORMERS}, stage)
+        known = {"auto": Attention(), **OF_TRANSFORMERS}
+        yield from attention_problems(self, self.attention, known, plan=plan, stage=stage)
         yield from checkpoint_problems(self.path)
         yield from lora_problems(self, plan, stage, projection="lm_head")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunSource", "StoredModel", "build_backend", "build_model", "open_run"]
 
-ON_ONE_PROCESS = ("mesh", "shard", "mixed_precision", "activation_checkpointing")
+ON_ONE_PROCESS = ("mesh", "shard", "mixed_precision", "activation_checkpointing", "compile")
 """Settings of a backend that say where its weights are and how it computes, and change nothing in a checkpoint. Their
 defaults suit one process on a CPU."""
 
