@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from unirl.backends.fsdp2.backend import Fsdp2Backend
 from unirl.core.errors import RunFailed
 from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.loop import build
 from unirl.loop.checked_reward import CheckedReward
@@ -62,3 +64,15 @@ def test_parts_are_closed_when_a_later_one_cannot_be_built(
     assert calls == closed
     notes = [note for note in getattr(raised.value, "__notes__", []) if "failed in phase 'close'" in note]
     assert len(notes) == (len(closed) if close_fails else 0)
+
+
+def test_every_build_sets_the_precision_of_products() -> None:
+    catalog = Catalog.discover()
+    before = torch.get_float32_matmul_precision()
+    try:
+        for words, expected in ((["run.matmul_precision=high"], "high"), ([], "highest")):
+            plan = compose("quickstart", words, catalog=catalog)
+            with build.built_parts(plan, catalog=catalog):
+                assert torch.get_float32_matmul_precision() == expected
+    finally:
+        torch.set_float32_matmul_precision(before)

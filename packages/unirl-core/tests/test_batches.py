@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 from unirl.core.errors import BatchError
 from unirl.core.types.batch import Batch, same
 from unirl.core.types.inputs import Inputs
@@ -367,3 +368,22 @@ def test_same_looks_into_nested_batches() -> None:
     conditions: Mapping[str, Batch] = make_track().conditions
     assert same(conditions, make_track().conditions)
     assert not same(conditions, make_track(first=1).conditions)
+
+
+def test_a_move_to_a_gpu_waits_for_no_copy_and_one_from_it_does() -> None:
+    """A torch without CUDA moves nothing there, so the calls are noted instead."""
+    calls: list[tuple[str, bool]] = []
+
+    class Noted(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is not torch.Tensor.to:
+                return func(*args, **(kwargs or {}))
+            calls.append((str(args[1]), (kwargs or {}).get("non_blocking", False)))
+            return args[0]
+
+    conditions = Conditions(values={"text": torch.zeros(2, 3)}, index=torch.arange(2))
+    there = conditions.to("meta")
+    with Noted():
+        conditions.to("cuda:1")
+        there.to("cpu")
+    assert calls == [("cuda:1", True)] * 2 + [("cpu", False)] * 2

@@ -110,6 +110,11 @@ def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
 @pytest.mark.parametrize(
     ("section", "changes", "says"),
     [
+        (
+            "run",
+            {"batch_invariant": True, "matmul_precision": "high"},
+            "run.matmul_precision: got 'high' with run.batch_invariant, expected 'highest'.",
+        ),
         ("run", {"device": "cudua"}, "run.device: got 'cudua', expected `auto`, `cpu`, `cuda` or `cuda:N`."),
         ("data", {"prompts_per_step": 0}, "data.prompts_per_step: got 0, expected 1 to 1000000."),
         ("data", {"samples_per_prompt": 1}, "data.samples_per_prompt: got 1, so every group has zero variance"),

@@ -7,13 +7,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from fsdp2_toy import Clipped, ToyModel, gradients, make_backend, make_track
-from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
+from torch.distributed.fsdp import FSDPModule
+from unirl.backends.fsdp2.config import AverageConfig, LoraSettings, MeshConfig
 from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 
 CASES = {
     # Rank 3 does not divide by two: the ranks hold shards of different size.
     "lora": {"lora": LoraSettings(rank=3, alpha=6.0)},
+    # Every rank has the whole base.
+    "lora-replicated": {"lora": LoraSettings(rank=3, alpha=6.0), "mesh": MeshConfig(shard=1)},
     "full": {"trains": "full", "reference_copy": True, "max_grad_norm": 0.05},
     "each-micro": {"trains": "full", "reference_copy": True, "defer_gradient_sync": False},
 }
@@ -29,7 +32,7 @@ def backend_of(case):
 
 def run(case, rows, *, folder=None):
     """Gradients, metrics and weights of a rank with these rows; collective."""
-    backend, _ = backend_of(case)
+    backend, model = backend_of(case)
     track = make_track(ToyModel())
     mine = track.select(rows) if rows else track.select([0]).padded(2).select([1])
     if not rows:
@@ -43,7 +46,8 @@ def run(case, rows, *, folder=None):
         backend.save(folder)
     live = dict(backend.export_weights(kind="merged").tensors)
     backend.close()
-    return {"gradients": first, "metrics": dict(report.only), "ema": sent, "live": live}
+    wrapped = float(isinstance(model.net, FSDPModule))
+    return {"gradients": first, "metrics": dict(report.only), "ema": sent, "live": live, "wrapped": wrapped}
 
 
 def main():

@@ -9,6 +9,7 @@ from unirl.backends.fsdp2.config import AverageConfig, Fsdp2Config, MeshConfig
 from unirl.backends.fsdp2.plugin import SPEC
 from unirl.core.limits import broken_limits
 from unirl.core.specs.capability import Cap, Needs
+from unirl.core.specs.config import RunConfig
 from unirl.core.specs.spec import AlgorithmSpec, ModelSpec
 
 
@@ -25,7 +26,7 @@ def plan(
         needs=algorithm.needs.merged(algorithm.when["kl_coef"]) if kl_coef else algorithm.needs,
         teacher=None,
     )
-    return SimpleNamespace(only=stage, has_reference_workers=has_reference_workers)
+    return SimpleNamespace(only=stage, has_reference_workers=has_reference_workers, run=RunConfig())
 
 
 def reasons(plan) -> list[str]:
@@ -105,6 +106,19 @@ def test_a_sequence_that_the_model_cannot_split_is_refused():
     both = Fsdp2Config(mesh=MeshConfig(sequence=2, tensor=2))
     assert any("got 2 with mesh.tensor=2; one of them must be 1" in reason for reason in reasons(plan(both)))
     assert both.copies == 4
+
+
+def test_blocks_are_not_compiled_where_that_breaks_a_promise_or_has_not_been_run():
+    one = plan(Fsdp2Config(compile="blocks"))
+    assert reasons(one) == []
+    one.run = RunConfig(batch_invariant=True)
+    (reason,) = reasons(one)
+    assert reason.startswith("backend.compile: got blocks with run.batch_invariant=true")
+    for axis in ("tensor", "sequence"):
+        shared = reasons(plan(Fsdp2Config(compile="blocks", mesh=MeshConfig(**{axis: 2}))))
+        assert any(reason.startswith(f"backend.compile: got blocks with mesh.{axis}=2") for reason in shared)
+    (reason,) = reasons(plan(Fsdp2Config(compile="blocks"), wrap_blocks=()))
+    assert reason.startswith("backend.compile: model 'm' names no blocks")
 
 
 def test_the_example_of_the_readme_runs(capsys):

@@ -6,7 +6,12 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from fsdp2_toy import SPEC, Clipped, ToyModel, gradients, make_backend, make_track, settings
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import Shard, distribute_tensor
 from unirl.backends.fsdp2.config import AverageConfig
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import Job, Losses
@@ -14,7 +19,15 @@ from unirl.core.specs.config import TrainConfig
 from unirl.core.types.track import Status
 from unirl.numerics.diffusion.kernels import make_kernel
 from unirl.numerics.diffusion.replay import replay
-from unirl.train_host.optimizer import learning_rate
+from unirl.train_host.optimizer import Optimizer, learning_rate
+from unirl.train_host.sharding import DTYPES, full
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def relative(found, wanted):
@@ -30,7 +43,7 @@ def test_one_full_step_is_torchs_adamw_bit_for_bit(shard):
     bare = copy.deepcopy(model)
     bare.net.eval()
 
-    adam = torch.optim.AdamW(bare.net.parameters(), lr=3e-3, betas=(0.9, 0.95), eps=1e-7, weight_decay=0.1)
+    adam = torch.optim.AdamW(bare.net.parameters(), lr=3e-3, betas=(0.9, 0.95), eps=1e-7, weight_decay=0.1, fused=True)
     segment = track.latent
     path = dict(latents=segment.latents, positions=segment.positions, sigmas=segment.sigmas)
     path |= dict(sde_steps=segment.sde_steps, kernel=make_kernel("flow-sde", eta=0.7))
@@ -58,6 +71,37 @@ def test_one_full_step_is_torchs_adamw_bit_for_bit(shard):
     assert report.only["grad_norm"] == float(norm)
     assert report.only["ratio_max_dev_first"] == 0.0
     assert backend.version == report.num_updates == 1
+
+
+@pytest.mark.parametrize("meshes", [(), ((1,),), ((1,), (1, 1))], ids=["plain", "one mesh", "two meshes"])
+def test_the_fused_step_is_the_loop_over_parameters_up_to_rounding(meshes, one_rank):
+    """Whatever the parameters are laid out on; their state has the same keys."""
+    rows = torch.Generator().manual_seed(0)
+    values = [torch.randn(6, 10, generator=rows) for _ in range(4)]
+    grads = [torch.randn(6, 10, generator=rows) for _ in range(4)]
+    loop = [torch.nn.Parameter(value.clone()) for value in values]
+    adam = torch.optim.AdamW(loop, lr=1e-2, weight_decay=0.1, foreach=False)
+
+    built = [init_device_mesh("cpu", sizes) for sizes in meshes]
+
+    def laid_out(tensor, number):
+        if not built:
+            return tensor.clone()
+        mesh = built[number % len(built)]
+        return distribute_tensor(tensor.clone(), mesh, [Shard(0)] * mesh.ndim)
+
+    params = {str(number): torch.nn.Parameter(laid_out(value, number)) for number, value in enumerate(values)}
+    optimizer = Optimizer(params, settings(lr=1e-2, weight_decay=0.1), total_steps=5)
+    for _ in range(5):
+        for number, (plain, param) in enumerate(zip(loop, params.values(), strict=True)):
+            plain.grad, param.grad = grads[number].clone(), laid_out(grads[number], number)
+        adam.step()
+        optimizer.step()
+    assert all(group["fused"] for own in optimizer.adams for group in own.param_groups)
+    for plain, param in zip(loop, params.values(), strict=True):
+        # Each step rounds the weight to 2^-24 of itself, and the update of 1e-2 at most a few times.
+        torch.testing.assert_close(full(param), plain.detach(), rtol=5 * 2**-23, atol=5 * 2**-21 * 1e-2)
+    assert set(optimizer.moments()) == {f"adam/{name}/{key}" for name in params for key in adam.state[loop[0]]}
 
 
 @pytest.mark.parametrize("shard", ["auto", "always"])
@@ -133,6 +177,39 @@ def test_wrapped_on_one_rank_gives_the_same_bits_as_unwrapped(trains, policy):
     assert all(torch.equal(result["always"][0][name], grad) for name, grad in result["auto"][0].items())
     assert result["always"][1] == result["auto"][1]
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_adapters_on_a_base_in_the_dtype_of_mixed_precision_need_no_wrapper(precision, recomputes):
+    """On one rank, for the same bits; a base that would have to be cast is wrapped."""
+    result = {}
+    for shard in ("auto", "always"):
+        model = ToyModel()
+        model.net.to(DTYPES[precision])
+        backend, model = make_backend(
+            model,
+            shard=shard,
+            mixed_precision=precision,
+            activation_checkpointing=recomputes,
+            ema=AverageConfig(kind="constant", decay=0.5),
+            train=TrainConfig(updates_per_step=2, micro_batch_size=3),
+        )
+        assert isinstance(model.net, FSDPModule) == (shard == "always")
+        track = make_track(model)
+        for policy in ("reference", "ema"):
+            backend.train([Job(track=track, algorithm=Clipped(to=policy))], progress=0.0)
+        result[shard] = gradients(backend, track, Clipped(to="ema")), backend.export_weights(kind="merged").checksum
+        backend.close()
+    assert all(torch.equal(result["always"][0][name], grad) for name, grad in result["auto"][0].items())
+    assert result["always"][1] == result["auto"][1]
+
+    for changes in ({}, {"trains": "full"}):
+        model = ToyModel()
+        model.net.blocks.to(DTYPES[precision])
+        backend, model = make_backend(model, mixed_precision=precision, **changes)
+        assert isinstance(model.net, FSDPModule)
+        backend.close()
 
 
 def test_activation_checkpointing_changes_no_bit():
@@ -278,8 +355,9 @@ def test_wrong_settings_and_blocks_are_named():
         make_backend(lr=-1.0)
     with pytest.raises(RecipeError, match=r"wrap_blocks: got ToyBlok, .*Nearest: ToyBlock"):
         make_backend(ToyModel(spec=dataclasses.replace(SPEC, wrap_blocks=("ToyBlok",))))
-    with pytest.raises(RecipeError, match="nothing to recompute"):
-        make_backend(ToyModel(spec=dataclasses.replace(SPEC, wrap_blocks=())), activation_checkpointing=True)
+    for key, value in (("activation_checkpointing", True), ("compile", "blocks")):
+        with pytest.raises(RecipeError, match=f"backend.{key}: the model's spec names no wrap_blocks"):
+            make_backend(ToyModel(spec=dataclasses.replace(SPEC, wrap_blocks=())), **{key: value})
 
 
 def test_padding_is_never_a_finding_of_its_own():

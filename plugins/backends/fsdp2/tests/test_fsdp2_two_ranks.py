@@ -28,6 +28,7 @@ def test_two_ranks_give_the_gradients_weights_and_metrics_of_one(case, two_ranks
     alone = run(case, list(range(8)))
     for number in range(len(ROWS)):
         result = two_ranks[0][case, number]
+        assert result["wrapped"] == (case != "lora-replicated")
         assert largest(result["gradients"], alone["gradients"]) < 1e-6
         # After three updates: Adam turns sums in another order (1e-7 relative) into visibly other weights.
         for kind in ("ema", "live"):

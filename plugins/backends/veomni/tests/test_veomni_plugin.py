@@ -11,6 +11,7 @@ from unirl.backends.veomni.plugin import SPEC
 from unirl.core.errors import RecipeError
 from unirl.core.limits import broken_limits
 from unirl.core.specs.capability import Cap, Needs
+from unirl.core.specs.config import RunConfig
 from unirl.core.specs.spec import AlgorithmSpec, ModelSpec
 
 
@@ -25,7 +26,7 @@ def reasons(config, **of_model) -> list[str]:
         needs=Needs(),
         teacher=None,
     )
-    plan = SimpleNamespace(only=stage, has_reference_workers=False)
+    plan = SimpleNamespace(only=stage, has_reference_workers=False, run=RunConfig())
     result = list(broken_limits(config, key="backend"))
     return [str(reason) for reason in result or (one.under("backend") for one in config.problems(plan, stage))]
 
@@ -63,6 +64,11 @@ def test_precisions_that_veomni_has_not_are_refused():
     (reason,) = reasons(VeomniConfig(mixed_precision="bf16"), dtype="bfloat16")
     assert "would keep the frozen weights in float32" in reason
     assert reasons(VeomniConfig(trains="full", mixed_precision="bf16"), dtype="bfloat16") == []
+
+
+def test_compiled_blocks_are_left_to_fsdp2():
+    (reason,) = reasons(VeomniConfig(compile="blocks"))
+    assert reason.startswith("backend.compile: got blocks, expected none with VeOmni.")
 
 
 def test_an_optimizer_that_is_not_offered_is_refused_with_those_that_are():

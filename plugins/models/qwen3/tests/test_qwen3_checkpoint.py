@@ -71,7 +71,7 @@ def test_another_architecture_is_refused_with_the_model_to_choose(tmp_path: Path
         ({"dtype": "fp16"}, r"model\.dtype: got 'fp16'.*float32, bfloat16, float16"),
         ({"autocast": "half"}, r"model\.autocast: got 'half'"),
         ({"attention": "flash"}, r"model\.attention: got 'flash'.*sdpa, eager, flash_attention_2"),
-        ({"attention": "flash_attention_2"}, r"model\.attention: .* but the model runs on cpu"),
+        ({"attention": "flex_attention"}, r"model\.attention: .* but the model runs on cpu"),
         ({"logits_chunk": -1}, r"model\.logits_chunk: got -1"),
     ],
 )

@@ -79,6 +79,7 @@ def build_parts(
 
     if plan.run.threads:
         torch.set_num_threads(plan.run.threads)
+    torch.set_float32_matmul_precision(plan.run.matmul_precision)
     # Adapters are initialised from torch's global generator; all later noise is counter-based.
     torch.manual_seed(plan.run.seed)  # pyright: ignore[reportUnknownMemberType]
     device = _device(plan.run.device)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoraLinear
-from torch import nn
+from torch import Tensor, nn
 from unirl.core.errors import RecipeError
 from unirl.core.specs.facts import adapted_layers
 
 from .config import LoraSettings
 from .export import Delta
 
-__all__ = ["add_lora", "lora_deltas", "lora_names", "plain_names", "switch_lora"]
+__all__ = ["add_lora", "compute_adapters_in", "lora_deltas", "lora_names", "plain_names", "switch_lora"]
 
 ADAPTER = "default"
 
@@ -58,6 +59,21 @@ def switch_lora(module: nn.Module, *, on: bool) -> None:
     """Switch the adapter; with it off the module is the base model."""
     for _, layer in _layers(module):
         layer.enable_adapters(on)
+
+
+def compute_adapters_in(module: nn.Module, dtype: torch.dtype) -> None:
+    """Compute the adapters in a dtype, from weights that stay in their own: the numbers of weights kept in that dtype,
+    but gradients and optimizer steps of the weights' dtype."""
+
+    def linear(x: Tensor, *, layer: nn.Linear) -> Tensor:
+        return nn.functional.linear(x.to(dtype), layer.weight.to(dtype))
+
+    for _, adapted in _layers(module):
+        # peft would cast the input to the weights' dtype first.
+        adapted.cast_input_dtype_enabled = False
+        for side in (adapted.lora_A, adapted.lora_B):
+            layer = cast(nn.Linear, side[ADAPTER])
+            layer.forward = cast("Any", functools.partial(linear, layer=layer))
 
 
 def lora_names(module: nn.Module) -> dict[str, str]:

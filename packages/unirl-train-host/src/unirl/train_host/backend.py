@@ -28,7 +28,7 @@ from .critic_nets import critic_net
 from .export import Source, gathered
 from .optimizer import Optimizer
 from .ranks import Ranks
-from .sharding import allocate, fill, find_blocks, recompute, reshard, shard
+from .sharding import allocate, compile_blocks, fill, find_blocks, recompute, reshard, shard
 from .updater import ShardedUpdater
 
 if TYPE_CHECKING:
@@ -56,17 +56,22 @@ class ShardedBackend(Backend):
         # Sharding renames classes.
         kinds = names_in(model.spec.wrap_blocks, self._module)
         blocks = find_blocks(self._module, kinds)
-        if config.activation_checkpointing and not blocks:
-            raise RecipeError(
-                "backend.activation_checkpointing: the model's spec names no wrap_blocks, so there is nothing to "
-                "recompute; leave it off."
-            )
+        for key, is_set in (
+            ("activation_checkpointing", config.activation_checkpointing),
+            ("compile", config.compile != "none"),
+        ):
+            if is_set and not blocks:
+                raise RecipeError(
+                    f"backend.{key}: the model's spec names no wrap_blocks, which it is for; leave it off."
+                )
         stacked = not train.is_serial(self._device.type)
         # Before the adapters: the critic is a copy of the checkpoint.
         net = critic_net(model) if config.critic.lr is not None else None
         self.num_lora_layers = self._prepare(model, seed)
         if config.activation_checkpointing:
             recompute(blocks)
+        if config.compile == "blocks":
+            compile_blocks(blocks, device=self._device)
         self._ranks = self._join(model)
         self._wraps = self._distribute(model, blocks)
         self._held: dict[str, Tensor] = dict(self._module.named_parameters())
@@ -115,7 +120,7 @@ class ShardedBackend(Backend):
         """
 
     def _new_optimizer(self, *, total_steps: int) -> Optimizer:
-        return Optimizer(self._params, self._config, total_steps=total_steps, several_meshes=self._ranks.num_tensor > 1)
+        return Optimizer(self._params, self._config, total_steps=total_steps)
 
     def _view(self, tensor: Tensor) -> Tensor:
         """A tensor laid out as a parameter is, viewed as a shard of the whole tensor; the same memory."""

@@ -92,11 +92,15 @@ class ShardedConfig(BackendConfig):
     loss scaling."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
+    compile: str = one_of("none", "blocks", default="none")
+    """`blocks`: compile each block of the model by torch.compile, for training and for rollouts in process. The first
+    steps take longer by the compilation, and so does a new shape, once; torch caches what it compiled on disk
+    (`TORCHINDUCTOR_CACHE_DIR`), for all ranks of a machine."""
     defer_gradient_sync: bool = True
     """Reduce gradients over the ranks once per update instead of per micro-batch. Less communication, but each rank
     then holds the full, unsharded gradients of the trainable weights."""
 
-    rounding_only = ("activation_checkpointing",)
+    rounding_only = ("activation_checkpointing", "compile")
 
     def kept(self, *, shard: int, sequence: int, optimizer_bytes: int = 8) -> TrainingMemory | None:
         """Memory that a backend keeps on a mesh without tensor parallelism; None with a critic, a separate model.
@@ -135,6 +139,12 @@ class ShardedConfig(BackendConfig):
         if plan is not None and stage is not None:
             yield from self._for_the_algorithm(plan, stage)
             yield from self._for_the_model(stage)
+            if self.compile != "none" and plan.run.batch_invariant:
+                yield Reason(
+                    key=".compile",
+                    text=f"got {self.compile} with run.batch_invariant=true; kernels are compiled for the shapes at "
+                    "hand, and torch promises no equal bits between them. Use none.",
+                )
 
     def _for_the_algorithm(self, plan: Plan, stage: Stage) -> Iterator[Reason]:
         assert stage.algorithm is not None
@@ -173,8 +183,9 @@ class ShardedConfig(BackendConfig):
                 text=f"got none with model.dtype={dtype}; trainable weights are kept in float32, so nothing would be "
                 "computed in that dtype. Use bf16 or fp16, or model.dtype=float32.",
             )
-        if self.activation_checkpointing and not model.spec.wrap_blocks:
-            yield Reason(
-                key=".activation_checkpointing",
-                text=f"model {model.name!r} names no blocks to recompute; leave it off.",
-            )
+        for key, is_set in (
+            (".activation_checkpointing", self.activation_checkpointing),
+            (".compile", self.compile != "none"),
+        ):
+            if is_set and not model.spec.wrap_blocks:
+                yield Reason(key=key, text=f"model {model.name!r} names no blocks, which it is for; leave it off.")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from .optimizer import Optimizer
-from .sharding import is_empty, recompute, reshard, shard, split
+from .sharding import compile_blocks, is_empty, recompute, reshard, shard, split
 
 if TYPE_CHECKING:
     from unirl.core.roles import Model
@@ -53,6 +53,8 @@ class Critic:
         self._defers = config.defer_gradient_sync
         if config.activation_checkpointing:
             recompute(blocks)
+        if config.compile == "blocks":
+            compile_blocks(blocks, device=torch.device(model.device))
         if ranks.num_tensor > 1:
             split(net, net.tensor_parallel(model.spec.tensor_parallel), ranks=ranks)
         if wraps:
@@ -69,7 +71,7 @@ class Critic:
             lr_warmup_steps=config.critic.lr_warmup_steps,
         )
         total = updates * self.steps_per_update
-        self.optimizer = Optimizer(params, own, total_steps=total, several_meshes=ranks.num_tensor > 1)
+        self.optimizer = Optimizer(params, own, total_steps=total)
 
     @property
     def is_alone(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,14 @@ from unirl.numerics.train.stack import StepReport
 from .config import ShardedConfig
 from .sharding import full, local
 
-__all__ = ["ADAM", "Optimizer", "View", "learning_rate"]
+__all__ = ["ADAM", "FUSED_ON", "Optimizer", "View", "learning_rate"]
 
 View = Callable[[Tensor], Tensor]
 """Maps a tensor laid out as a parameter is to one of the same memory that has all its ranks in its mesh."""
 ADAM: Mapping[str, torch.dtype] = {"exp_avg": torch.float32, "exp_avg_sq": torch.float32}
 """Moments of torch's AdamW."""
+FUSED_ON = ("cpu", "cuda")
+"""Devices with a fused AdamW. It has to be asked for: of DTensors torch takes the loop over parameters."""
 
 _FIRST_SCALE = 2.0**16
 _GROWTH_STEPS = 2000
@@ -56,14 +58,12 @@ class Optimizer:
         config: ShardedConfig,
         *,
         total_steps: int,
-        several_meshes: bool = False,
         adams: Sequence[torch.optim.Optimizer] = (),
         moments: Mapping[str, torch.dtype] = ADAM,
         view: View = _itself,
     ) -> None:
-        """several_meshes: whether the parameters are on different meshes.  adams: what steps them, each its own share;
-        torch's AdamW if empty.  moments: names and dtypes of its state for each parameter, besides `step`.  view: of
-        parameters, gradients and moments, for norms and checkpoints.
+        """adams: what steps them, each its own share; torch's AdamW if empty.  moments: names and dtypes of its state
+        for each parameter, besides `step`.  view: of parameters, gradients and moments, for norms and checkpoints.
         """
         self.params = params
         self.num_steps = 0
@@ -78,13 +78,13 @@ class Optimizer:
         self._created: dict[str, Tensor] = {}
         self.adams = adams or [
             torch.optim.AdamW(
-                list(params.values()),
+                # A fused step takes tensors of one mesh; split layers and whole ones are on two.
+                [{"params": group} for group in _by_mesh(params.values())],
                 lr=config.lr,
                 betas=(config.betas[0], config.betas[1]),
                 eps=config.eps,
                 weight_decay=config.weight_decay,
-                # The fused loops take tensors of one mesh; split layers and whole ones are on two.
-                foreach=False if several_meshes else None,
+                fused=all(param.device.type in FUSED_ON for param in params.values()) or None,
             )
         ]
         self._adam_of = {param: adam for adam in self.adams for group in adam.param_groups for param in group["params"]}
@@ -133,21 +133,24 @@ class Optimizer:
         return StepReport(grad_norm=grad_norm, grad_rms=rms, metrics={"lr": rate, **small})
 
     def to(self, device: torch.device) -> None:
-        """Move the moments. The step counts stay where Adam put them, on the CPU."""
+        """Move the moments, and the step counts where a fused step reads them on the device."""
         for adam in self.adams:
+            keys = (*self._moments, "step") if _is_fused(adam) else self._moments
             for state in adam.state.values():
-                for key in self._moments:
+                for key in keys:
                     state[key] = state[key].to(device)
 
     def moments(self, *, create: bool = False) -> dict[str, Tensor]:
         """Adam's state by name, as checkpoints have it. `create` allocates missing state, to be filled."""
         tensors: dict[str, Tensor] = {}
         for name, param in self.params.items():
-            state = self._adam_of[param].state.get(param, {})
+            adam = self._adam_of[param]
+            state = adam.state.get(param, {})
             if create:
                 like = param.detach()
                 made = {key: torch.zeros_like(like, dtype=dtype) for key, dtype in self._moments.items()}
-                state = {"step": torch.zeros((), dtype=torch.float32), **made}
+                counts_on = param.device if _is_fused(adam) else None
+                state = {"step": torch.zeros((), dtype=torch.float32, device=counts_on), **made}
             tensors.update({f"adam/{name}/{key}": value for key, value in state.items()})
         if create:
             self._created = tensors
@@ -191,10 +194,19 @@ class Optimizer:
                 self.loss_scale, self.steps_since_overflow = self.loss_scale * 2.0, 0
 
 
+def _is_fused(adam: torch.optim.Optimizer) -> bool:
+    return bool(adam.defaults.get("fused"))
+
+
+def _by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors of one mesh together; those without one are a group, too."""
+    groups: dict[object, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return list(groups.values())
+
+
 def _total_norm(grads: Sequence[Tensor]) -> Tensor:
     """The 2-norm over all gradients and ranks. Collective. Gradients on different meshes are summed mesh by mesh."""
-    by_mesh: dict[object, list[Tensor]] = {}
-    for grad in grads:
-        by_mesh.setdefault(grad.device_mesh if isinstance(grad, DTensor) else None, []).append(grad)
-    norms = [full(get_total_norm(group)) for group in by_mesh.values()]
+    norms = [full(get_total_norm(group)) for group in _by_mesh(grads)]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

@@ -124,6 +124,30 @@ class Ranks:
         dist.all_reduce(joined, dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX, group=self._rows_group)
         return joined.cpu()
 
+    @torch.no_grad()
+    def average_gradients(self, params: Iterable[Tensor]) -> None:
+        """Average the gradients of parameters of which every rank has its own copy, in place. Collective.
+
+        A parameter without gradient counts as 0, and keeps none where no rank has one.
+        """
+        if self.num_ranks == 1:
+            return
+        copies = list(params)
+        has_gradient = torch.tensor([float(param.grad is not None) for param in copies], device=self.device)
+        dist.all_reduce(has_gradient, dist.ReduceOp.MAX, group=self._rows_group)
+        reduced = [param for param, has in zip(copies, has_gradient.tolist(), strict=True) if has]
+        if not reduced:
+            return
+        for param in reduced:
+            param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+        grads = [param.grad for param in reduced if param.grad is not None]
+        # In one call: an adapter by itself is too small for the network.
+        flat = torch.cat([grad.flatten() for grad in grads])
+        dist.all_reduce(flat, dist.ReduceOp.SUM, group=self._rows_group)
+        flat /= self.num_ranks
+        for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(mean.view_as(grad))
+
     def close(self) -> None:
         """Leave the group; the last user of a group created here destroys it."""
         global _own_group_users

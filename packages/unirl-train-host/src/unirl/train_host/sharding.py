@@ -6,7 +6,8 @@ import difflib
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,9 @@ from .ranks import Ranks
 __all__ = [
     "DTYPES",
     "allocate",
+    "cast_ends",
     "cast_inputs",
+    "compile_blocks",
     "fill",
     "find_blocks",
     "full",
@@ -35,6 +38,8 @@ __all__ = [
     "tied_places",
 ]
 
+_GRAPHS = 64
+"""Compiled graphs of a class of blocks, at most."""
 DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -58,6 +63,36 @@ def recompute(blocks: Iterable[nn.Module]) -> None:
     """
     for block in blocks:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def compile_blocks(blocks: Iterable[nn.Module], *, device: torch.device) -> None:
+    """Compile each block by torch.compile, without the hooks of wrappers. Blocks of one class share their kernels.
+
+    Replaces `forward` on the instance, as `recompute` does, after which it is called. Shapes: the first is compiled as
+    it is, the second with sizes left open. Generation with a cache of tokens is not compiled: every layer and length
+    would be by itself.
+    Raises RecipeError, key `backend.compile`, where torch cannot compile.
+    """
+    try:
+        cast("Any", torch.compile(lambda x: x + 1))(torch.zeros(3, device=device))
+    except Exception as error:
+        needs = (
+            "A C++ compiler is needed, such as g++" if device.type == "cpu" else "Triton and a C compiler are needed"
+        )
+        raise RecipeError(
+            f"backend.compile: got 'blocks', but torch.compile fails on {device.type} here: {error} {needs}. Install "
+            "what is missing, or use none."
+        ) from error
+    settings: Any = import_module("torch._dynamo.config")
+    # With and without gradients, adapters and fixed sizes: more than the 8 after which torch silently stops compiling.
+    settings.recompile_limit = max(settings.recompile_limit, _GRAPHS)
+    for block in blocks:
+        plain, compiled = block.forward, cast("Any", torch.compile(block.forward))
+
+        def forward(*args: Any, plain: Any = plain, compiled: Any = compiled, **kwargs: Any) -> Any:
+            return (compiled if kwargs.get("past_key_values") is None else plain)(*args, **kwargs)
+
+        block.forward = forward
 
 
 def split(module: nn.Module, plan: Mapping[str, str], *, ranks: Ranks) -> None:
@@ -171,6 +206,19 @@ def fill(tensor: Tensor, whole: Tensor) -> None:
     tensor.copy_(
         distribute_tensor(whole, tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else whole
     )
+
+
+def cast_ends(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast inputs and outputs as `shard` does, of a module that is not wrapped: to the dtype, and to fp32."""
+    module.register_forward_pre_hook(functools.partial(cast_inputs, dtype=dtype), with_kwargs=True)
+
+    def to_fp32(_module: nn.Module, _args: Any, output: Any) -> Any:
+        def cast(value: Any) -> Any:
+            return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        return tree_map(cast, output)
+
+    module.register_forward_hook(to_fp32)
 
 
 def cast_inputs(

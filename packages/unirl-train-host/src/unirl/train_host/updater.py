@@ -19,7 +19,8 @@ __all__ = ["ShardedUpdater"]
 class ShardedUpdater:
     """Implements `unirl.numerics.train.updater.Updater`.
 
-    defer_sync: reduce gradients with the last backward pass of an update only.
+    defer_sync: reduce gradients with the last backward pass of an update only. Of a module that is not wrapped they are
+    reduced before the step.
     after_step: called after each step that the optimizer took.
     """
 
@@ -57,6 +58,8 @@ class ShardedUpdater:
         (loss * (self._optimizer.loss_scale * self._ranks.num_sequence)).backward()
 
     def step(self) -> StepReport:
+        if not isinstance(self._module, FSDPModule):
+            self._ranks.average_gradients(self._optimizer.params.values())
         report = self._optimizer.step()
         if not report.skipped:
             self._after_step()

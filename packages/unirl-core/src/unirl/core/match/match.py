@@ -326,6 +326,11 @@ def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
     """Checks of the sections that belong to no part, against each other and the parts."""
     if not DEVICE.fullmatch(plan.run.device):
         yield Reason(key="run.device", text=f"got {plan.run.device!r}, expected `auto`, `cpu`, `cuda` or `cuda:N`.")
+    precision = plan.run.matmul_precision
+    if plan.run.batch_invariant and precision != "highest":
+        yield Reason(
+            key="run.matmul_precision", text=f"got {precision!r} with run.batch_invariant, expected 'highest'."
+        )
     yield from lineage(plan)
     yield from _rewards(plan)
     yield from asynchrony(plan)

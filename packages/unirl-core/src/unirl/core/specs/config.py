@@ -200,6 +200,10 @@ class RunConfig:
     """When a trained reward has fallen to the worst score of the first steps: `report` a finding, or `fail`."""
     threads: int = limit(0, least=0, most=1024)
     """CPU threads for torch; 0 keeps torch's default."""
+    matmul_precision: str = one_of("highest", "high", "medium", default="highest")
+    """Precision of matrix products of fp32 tensors, in torch's words (`set_float32_matmul_precision`). `high` takes
+    TF32 on GPUs, 10 bits of mantissa and several times as fast, for all that is in fp32: adapters on a 16-bit base,
+    reward models, logits. `medium` may take bf16."""
     batch_invariant: bool = False
     """Make each sample's result bitwise independent of the rest of its batch, at some cost in speed; refused where the
     platform or the engine has no such mode. The first ratio is 1 without it too: the old log-probs are recomputed in

@@ -117,7 +117,10 @@ class Batch:
         return dataclasses.replace(first, **changed)
 
     def to(self, device: Any) -> Self:
-        """The same batch with its tensors, shared ones included, on `device`; itself if they are there."""
+        """The same batch with its tensors, shared ones included, on `device`; itself if they are there.
+
+        To a GPU without waiting for the copies: what uses them there comes after them.
+        """
         moved: dict[str, Any] = {}
         for name in _fields(type(self), "rows", "shared"):
             value = getattr(self, name)
@@ -144,7 +147,10 @@ def _moved(value: Any, device: Any) -> Any:
 
 def _moved_item(value: Any, device: Any) -> Any:
     if _is_tensor(value):
-        return value if value.device == device else value.to(device)
+        if value.device == device:
+            return value
+        # From a GPU the host waits: it would read memory before it is written.
+        return value.to(device, non_blocking=True) if str(device).startswith("cuda") else value.to(device)
     if not isinstance(value, tuple):
         return value.to(device) if isinstance(value, Batch) else value
     items = cast(tuple[Any, ...], value)

@@ -12,6 +12,7 @@ from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import PartConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 
+from ..attention import OF_DIFFUSERS, attention_problems
 from ..checkpoint_problems import checkpoint_problems, lora_problems
 from ..model_files import DTYPES, checkpoint_version, dtype_of, read_json
 from .sizes import Sizes
@@ -40,6 +41,9 @@ class PipelineConfig(PartConfig):
     """Dtype of the transformer's weights and of its inputs: `float32`, `bfloat16` or `float16`."""
     autocast: str | None = one_of(*DTYPES, default=None)
     """Run the transformer under autocast to this dtype, keeping float32 master weights; None turns autocast off."""
+    attention: str | None = None
+    """Attention of the transformer, by diffusers' name for the backend, such as `_native_cudnn` or `_flash_3_hub`; None
+    is diffusers' own choice, torch's. For rollouts in process and training alike."""
     text_dtype: str = one_of(*DTYPES, default="float32")
     """Dtype of the text encoders, and therefore of the prompt embeddings."""
     vae_dtype: str = one_of(*DTYPES, default="float32")
@@ -64,6 +68,7 @@ class PipelineConfig(PartConfig):
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """What the files of a local checkpoint rule out, settings of sampling and of evaluation among them."""
         yield from super().problems(plan, stage)
+        yield from attention_problems(self, self.attention, OF_DIFFUSERS, plan=plan, stage=stage)
         yield from checkpoint_problems(self.path)
         yield from lora_problems(self, plan, stage)
         folder = Path(self.path).expanduser()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -30,7 +30,7 @@ from unirl.numerics.diffusion.schedules import MuRule, Variant, sigmas_from_sche
 
 from .sequence_parallel import TokenSplit, split_transformer
 
-__all__ = ["PipelineModel", "empty_component", "own_memory", "set_tiling"]
+__all__ = ["PipelineModel", "empty_component", "own_memory", "set_attention", "set_tiling"]
 
 C = TypeVar("C", bound=PipelineConfig)
 
@@ -96,6 +96,8 @@ class PipelineModel(DiffusionModel):
         self.vae: Any = self.pipeline.vae
         self._decode_batch = config.decode_batch
         set_tiling(self.vae, config)
+        for expert in self.experts:
+            set_attention(self.pipeline.components[expert], config)
         for part_name, part in self.pipeline.components.items():
             if isinstance(part, torch.nn.Module):
                 part.eval()
@@ -359,6 +361,28 @@ def set_tiling(vae: Any, config: PipelineConfig) -> None:
         raise RecipeError(f"model.vae_tiling: {type(vae).__name__} of the checkpoint has no tiles. Set it to false.")
     if config.vae_tiling:
         vae.enable_tiling()
+
+
+def set_attention(transformer: Any, config: PipelineConfig) -> None:
+    """Have a transformer of diffusers compute attention as the config says. Raises RecipeError, key `model.attention`,
+    where it cannot."""
+    name = config.attention
+    if name is None:
+        return
+    modules: Iterable[torch.nn.Module] = transformer.modules()
+    processors = [module.processor for module in modules if hasattr(module, "processor")]
+    if not any(hasattr(processor, "_attention_backend") for processor in processors):
+        kinds = sorted({type(processor).__name__ for processor in processors}) or ["its own code"]
+        raise RecipeError(
+            f"model.attention: got {name!r}, but {type(transformer).__name__} of diffusers computes attention in "
+            f"{', '.join(kinds)}, which has no choice of backend. Leave it out."
+        )
+    try:
+        # It also becomes the choice of every other transformer in the process, which the context undoes.
+        with import_module("diffusers.models.attention_dispatch").attention_backend():
+            transformer.set_attention_backend(name)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        raise RecipeError(f"model.attention: got {name!r}, which diffusers cannot use here: {error}") from error
 
 
 def own_memory(_module: torch.nn.Module, _args: tuple[Any, ...], output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

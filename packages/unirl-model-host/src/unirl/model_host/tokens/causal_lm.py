@@ -19,6 +19,7 @@ from unirl.core.types.sampling import TextSamplingConfig
 from unirl.numerics.tokens.divergence import token_divergence
 from unirl.numerics.tokens.shared_tokens import SharedTokens
 
+from ..attention import is_flash
 from ..chat_templates import render_chat
 from ..checkpoint_problems import media_tokens, past_embedding
 from ..lazy_weights import CheckpointValues
@@ -138,7 +139,7 @@ class CausalLmModel(TextModel):
     def packs(self) -> bool:
         """True with flash attention. sdpa and eager also take packed rows and give the same numbers, but their cost is
         quadratic in all tokens of the row, while that of a padded row is quadratic in the longest sample."""
-        return self.attention == "flash_attention_2"
+        return is_flash(self.attention)
 
     def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
         """Tokens [P] int64 of each input on the CPU, in the checkpoint's chat template unless `sampling.chat` is off.
@@ -304,11 +305,11 @@ class CausalLmModel(TextModel):
         """
         positions = batch.positions.to(self.device)
         layout: dict[str, Any] = {"position_ids": positions}
-        is_flash = self.attention == "flash_attention_2"
+        leaves_padding = is_flash(self.attention)
         if batch.attention_mask is None:
-            return {**layout, **packed_offsets(positions)} if is_flash else layout
+            return {**layout, **packed_offsets(positions)} if leaves_padding else layout
         mask = batch.attention_mask.to(self.device)
-        is_causal_enough = not is_flash and bool((mask[:, 1:] <= mask[:, :-1]).all())
+        is_causal_enough = not leaves_padding and bool((mask[:, 1:] <= mask[:, :-1]).all())
         return layout if is_causal_enough else {**layout, "attention_mask": mask}
 
     def plain_arguments(self, prompt: Tensor, answer: Tensor, conditions: Mapping[str, Tensor]) -> dict[str, Any]:

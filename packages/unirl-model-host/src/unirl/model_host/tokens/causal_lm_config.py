@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import PartConfig
 
+from ..attention import OF_TRANSFORMERS, Attention, attention_problems
 from ..checkpoint_problems import checkpoint_problems, lora_problems
 from ..model_files import DTYPES, checkpoint_version
 
@@ -30,9 +31,10 @@ class CausalLmConfig(PartConfig):
     """Dtype of the weights: `float32`, `bfloat16` or `float16`. Log-probs and sampled logits are always fp32."""
     autocast: str | None = one_of(*DTYPES, default=None)
     """Run the decoder under autocast to this dtype, keeping float32 master weights; None turns autocast off."""
-    attention: str = one_of("auto", "sdpa", "eager", "flash_attention_2", default="auto")
-    """`sdpa`, `eager` or `flash_attention_2`; `auto` uses flash attention if it is installed and the model runs on a
-    GPU in 16 bit, else sdpa."""
+    attention: str = "auto"
+    """Attention, by transformers' name: `sdpa`, `eager`, `flash_attention_2` to `4`, `flex_attention`, or a kernel of
+    the hub such as `kernels-community/flash-attn3`. `auto` uses flash attention 2 if it is installed and the model runs
+    on a GPU in 16 bit, else sdpa. For rollouts in process and training alike; flex compiles for each length."""
     logits_chunk: int = limit(0, least=0)
     """Tokens per chunk of logits when computing log-probs; 0 takes as many as fit in 256 MiB. Affects memory, not
     results."""
@@ -40,6 +42,8 @@ class CausalLmConfig(PartConfig):
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """What the files of a local checkpoint rule out."""
         yield from super().problems(plan, stage)
+        known = {"auto": Attention(), **OF_TRANSFORMERS}
+        yield from attention_problems(self, self.attention, known, plan=plan, stage=stage)
         yield from checkpoint_problems(self.path)
         yield from lora_problems(self, plan, stage, projection="lm_head")
 

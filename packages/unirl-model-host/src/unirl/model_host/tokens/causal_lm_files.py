@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from unirl.core.errors import RecipeError
 
+from ..attention import OF_TRANSFORMERS, is_flash
 from ..lazy_weights import CheckpointValues, Piece, empty_parameters, weight_files
 from ..model_files import check_vocabulary, dtype_of, find_checkpoint, no_progress_bars, read_json
 from .causal_lm_config import CausalLmConfig
@@ -38,26 +39,29 @@ def attention_of(config: CausalLmConfig, *, device: torch.device, cls: Any) -> s
     cls: of transformers, which says what it supports: attention with sinks or capped scores has no sdpa.
     """
     asked = config.attention
-    is_installed = import_module("transformers.utils.import_utils").is_flash_attn_2_available
-    has_flash = device.type == "cuda" and is_installed()
-    if asked == "flash_attention_2" and not has_flash:
-        why = "flash-attn is not installed" if device.type == "cuda" else f"the model runs on {device.type}"
-        raise RecipeError(f"model.attention: got 'flash_attention_2', but {why}. Use 'sdpa' or 'auto'.")
     supports = {
-        "flash_attention_2": bool(getattr(cls, "_supports_flash_attn", False)),
+        "flash": bool(getattr(cls, "_supports_flash_attn", False)),
+        "flex_attention": bool(getattr(cls, "_supports_flex_attn", False)),
         "sdpa": bool(getattr(cls, "_supports_sdpa", False)),
         "eager": True,
     }
     if asked != "auto":
-        if not supports[asked]:
-            usable = [name for name, is_there in supports.items() if is_there]
+        kind = "flash" if is_flash(asked) else asked
+        if not supports[kind]:
+            usable = [name for name in OF_TRANSFORMERS if supports["flash" if is_flash(name) else name]]
             raise RecipeError(
                 f"model.attention: got {asked!r}, which {cls.__name__} of transformers does not support. Use "
                 f"{' or '.join(map(repr, ['auto', *usable]))}."
             )
+        # torch has a backward pass of flex attention on GPUs alone.
+        if kind in ("flash", "flex_attention") and device.type != "cuda":
+            raise RecipeError(
+                f"model.attention: got {asked!r}, but the model runs on {device.type}. Use 'sdpa' or 'auto'."
+            )
         return asked
+    is_installed = import_module("transformers.utils.import_utils").is_flash_attn_2_available
     is_16_bit = (config.autocast or config.dtype) != "float32"
-    if has_flash and is_16_bit and supports["flash_attention_2"]:
+    if device.type == "cuda" and is_16_bit and supports["flash"] and is_installed():
         return "flash_attention_2"
     return "sdpa" if supports["sdpa"] else "eager"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunSource", "StoredModel", "build_backend", "build_model", "open_run"]
 
-ON_ONE_PROCESS = ("mesh", "shard", "mixed_precision", "activation_checkpointing")
+ON_ONE_PROCESS = ("mesh", "shard", "mixed_precision", "activation_checkpointing", "compile")
 """Settings of a backend that say where its weights are and how it computes, and change nothing in a checkpoint. Their
 defaults suit one process on a CPU."""
 
@@ -106,8 +106,10 @@ def build_model(source: RunSource, *, catalog: Catalog) -> Model:
     """The base model on the CPU, without the parts that do not train. Raises RecipeError if its checkpoint is gone."""
     choice = source.learner.model
     context: dict[str, Any] = {"serves": frozenset[str]()} if choice.spec.optional_parts else {}
-    if source.setting("attention") == "flash_attention_2":
-        choice = dataclasses.replace(choice, config=dataclasses.replace(choice.config, **{"attention": "auto"}))
+    if source.setting("attention") is not None:
+        # It may be a kernel of GPUs; here the library chooses.
+        own = {item.name: item.default for item in dataclasses.fields(choice.config) if item.name == "attention"}
+        choice = dataclasses.replace(choice, config=dataclasses.replace(choice.config, **own))
     return build_part(choice, catalog, device="cpu", **context)
 
 

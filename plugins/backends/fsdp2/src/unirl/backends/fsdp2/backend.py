@@ -9,7 +9,7 @@ from torch import nn
 from unirl.core.specs.check import check_config
 from unirl.train_host.backend import ShardedBackend
 from unirl.train_host.ranks import Ranks
-from unirl.train_host.sharding import allocate, is_empty, shard, split
+from unirl.train_host.sharding import DTYPES, allocate, cast_ends, is_empty, shard, split
 
 from .config import Fsdp2Config
 
@@ -45,14 +45,36 @@ class Fsdp2Backend(ShardedBackend):
             split(self._module, model.spec.tensor_parallel, ranks=ranks)
         if mesh.sequence > 1:
             model.split_sequence(ranks.sequence_mesh)
-        wraps = self._wants_wrap or ranks.num_ranks * ranks.num_sequence > 1
+        wraps = self._wants_wrap or (ranks.num_ranks * ranks.num_sequence > 1 and not self._replicates)
         if wraps:
             shard(self._module, blocks, ranks=ranks, precision=self._config.mixed_precision)
+        elif self._config.mixed_precision in DTYPES:
+            from unirl.train_host.adapters import compute_adapters_in
+
+            dtype = DTYPES[self._config.mixed_precision]
+            compute_adapters_in(self._module, dtype)
+            cast_ends(self._module, dtype)
         if is_empty(self._module):
             allocate(self._module, self._device)
             model.fill(self._plain(self._module.state_dict(keep_vars=True)))
         return wraps
 
     @property
+    def _replicates(self) -> bool:
+        """Whether every rank has a base of its own: the updater averages what little the adapters have of gradients."""
+        config = self._config
+        return config.trains == "lora" and config.critic.lr is None and config.mesh.shard == 1 and config.copies == 1
+
+    @property
     def _wants_wrap(self) -> bool:
-        return self._config.shard == "always" or self._config.mixed_precision != "none"
+        """Whether the module is wrapped on one rank, too: FSDP casts there what is not in the dtype to compute in."""
+        config = self._config
+        if config.shard == "always" or config.mixed_precision not in DTYPES:
+            return config.shard == "always"
+        # Adapters are cast without it. A critic is a copy of the model in fp32.
+        is_cast = all(
+            param.dtype is DTYPES[config.mixed_precision]
+            for param in self._module.parameters()
+            if param.is_floating_point() and not param.requires_grad
+        )
+        return config.trains == "full" or config.critic.lr is not None or not is_cast

@@ -22,7 +22,8 @@ class MeshConfig:
 
     shard: int = limit(0, least=0)
     """Ranks that one copy of the weights is sharded over; 0 is all of them (FSDP). Fewer gives each group of this size
-    its own copy (HSDP): gradients are reduced within a group first, which suits several machines."""
+    its own copy (HSDP): gradients are reduced within a group first, which suits several machines. 1 with LoRA: every
+    rank has the whole base and gathers nothing; the fastest where it fits."""
     tensor: int = limit(1, least=1)
     """Tensor-parallel ranks: they split the linear layers of the model's `tensor_parallel` plan and get the same
     samples."""
@@ -34,8 +35,9 @@ class MeshConfig:
 @dataclass
 class Fsdp2Config(ShardedConfig):
     shard: str = one_of("auto", "always", default="auto")
-    """`auto` does not wrap the module on one rank without mixed precision, where FSDP gives the same gradients and
-    costs about 10 ms a step; `always` wraps it."""
+    """`always` wraps the module. `auto` does not on one rank where the module computes in its own dtype: without mixed
+    precision, and with LoRA where `model.dtype` is that of mixed precision. FSDP would copy every weight in every
+    forward there, for the same gradients."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """Device mesh."""
 
@@ -51,6 +53,13 @@ class Fsdp2Config(ShardedConfig):
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Those of every backend, and a mesh that the model cannot be laid out on."""
         yield from super().problems(plan, stage)
+        if self.compile != "none" and self.copies > 1:
+            axis = "tensor" if self.mesh.tensor > 1 else "sequence"
+            yield Reason(
+                key=".compile",
+                text=f"got {self.compile} with mesh.{axis}={self.copies}, whose exchanges inside of blocks are not "
+                "compiled. Use none, or a mesh of shards alone.",
+            )
         if plan is None or stage is None:
             return
         model = stage.model

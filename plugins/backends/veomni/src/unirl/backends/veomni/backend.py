@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from unirl.core.errors import RecipeError
 from unirl.core.specs.check import check_config
 from unirl.train_host.backend import ShardedBackend
-from unirl.train_host.optimizer import ADAM, Optimizer
+from unirl.train_host.optimizer import ADAM, FUSED_ON, Optimizer
 from unirl.train_host.sharding import allocate, is_empty
 
 from . import cpu
@@ -89,6 +89,7 @@ class VeomniBackend(ShardedBackend):
                 betas=tuple(config.betas),
                 eps=config.eps,
                 weight_decay=config.weight_decay,
+                fused=self._device.type in FUSED_ON,
                 optimizer_type=config.optimizer,
             )
         # One for the experts and one for the rest, where experts are split.

@@ -65,6 +65,8 @@ class VeomniConfig(ShardedConfig):
                 key=".mixed_precision",
                 text="got fp16; VeOmni is run with bf16 or none here. Use bf16, or backend=fsdp2.",
             )
+        if self.compile != "none":
+            yield Reason(key=".compile", text=f"got {self.compile}, expected none with VeOmni. Or use backend=fsdp2.")
         if self.mesh.sequence > 1 and self.mesh.expert > 1:
             yield Reason(
                 key=".mesh.sequence",

@@ -104,6 +104,7 @@ class Worker:
             self._numerics.enter_context(batch_invariant(on_cuda=is_cuda))
         if plan.run.threads:
             torch.set_num_threads(plan.run.threads)
+        torch.set_float32_matmul_precision(plan.run.matmul_precision)
         place = TransportPlace(run=run, process=name, device=self._device, ask=ask, address=address)
         self.transport = make_transport(plan, place=place)
 

@@ -21,7 +21,7 @@ from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.model_host.chat_templates import bounded_templates
 from unirl.model_host.diffusion.equal_forwards import in_groups
-from unirl.model_host.diffusion.pipeline_model import set_tiling
+from unirl.model_host.diffusion.pipeline_model import set_attention, set_tiling
 from unirl.model_host.model_files import dtype_of
 from unirl.numerics.media import load_picture
 
@@ -82,6 +82,7 @@ class DiffusersModel(DiffusionModel):
         self.transformer: torch.nn.Module = self.pipeline.transformer
         self.vae: Any = self.pipeline.vae
         set_tiling(self.vae, config)
+        set_attention(self.transformer, config)
         self.decode_batch = config.decode_batch
         for part in self.pipeline.components.values():
             if isinstance(part, torch.nn.Module):
