@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from unirl.quickstart import text_checkpoint_path
 
-LARGER = {
+LARGER: Mapping[str, int] = {
     "hidden_size": 256,
     "intermediate_size": 768,
     "num_hidden_layers": 4,
@@ -33,13 +34,14 @@ class Case:
     ends: bool
     """Completions end at the model's stop token and are scored by their answer; otherwise by their fraction of
     digits."""
-    larger: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Of a random model; empty takes the quickstart's weights."""
 
 
 CASES = (
     Case(name="quickstart", prompts=32, samples=8, max_new_tokens=40, ends=True),
     Case(name="fixed length", prompts=32, samples=8, max_new_tokens=40, ends=False),
-    Case(name="larger", prompts=4, samples=8, max_new_tokens=48, ends=False, larger=True),
+    Case(name="larger", prompts=4, samples=8, max_new_tokens=48, ends=False, sizes=LARGER),
 )
 
 
@@ -47,10 +49,13 @@ def write_checkpoint(case: Case, folder: Path) -> Path:
     """The quickstart's checkpoint, or a random one with its tokenizer, with the stop token of the case."""
     for file in Path(text_checkpoint_path()).iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    if case.larger:
+    if case.sizes:
         torch.manual_seed(0)
         config = Qwen3Config.from_pretrained(
-            folder, layer_types=["full_attention"] * LARGER["num_hidden_layers"], trust_remote_code=False, **LARGER
+            folder,
+            layer_types=["full_attention"] * case.sizes["num_hidden_layers"],
+            trust_remote_code=False,
+            **case.sizes,
         )
         Qwen3ForCausalLM(config).save_pretrained(folder)
     if not case.ends:
