@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from unirl.quickstart import text_checkpoint_path
 
 LARGER: Mapping[str, int] = {
@@ -22,7 +22,8 @@ LARGER: Mapping[str, int] = {
     "vocab_size": 4096,
 }
 NEVER = "<|never|>"
-"""A token that the model cannot sample: with it as the stop token, every completion reaches the limit."""
+"""A token past the embedding, which the model cannot sample: with it as the stop token, every completion reaches the
+limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,19 +62,24 @@ def write_checkpoint(case: Case, folder: Path) -> Path:
     if not case.ends:
         last = json.loads((folder / "config.json").read_text())["vocab_size"]
         tokenizer = json.loads((folder / "tokenizer.json").read_text())
-        shape = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        tokenizer["added_tokens"].append({"id": last, "content": NEVER, **shape})
-        # Ids in between have no token.
+        # Ids past the quickstart's have no token.
         tokenizer["model"]["vocab"] |= {f"<|{number}|>": number for number in range(_size(tokenizer), last)}
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-        _edit(folder / "tokenizer_config.json", eos_token=NEVER)
         _edit(folder / "generation_config.json", eos_token_id=[last])
         _edit(folder / "config.json", eos_token_id=last)
     return folder
 
 
+def trl_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a written checkpoint for TRL, which takes the stop token from it: that of the checkpoint."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if json.loads((folder / "config.json").read_text())["eos_token_id"] == len(tokenizer):
+        tokenizer.add_special_tokens({"eos_token": NEVER})
+    return tokenizer
+
+
 def _size(tokenizer: dict[str, Any]) -> int:
-    return len({*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer["added_tokens"][:-1])})
+    return len({*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer["added_tokens"])})
 
 
 def _edit(file: Path, **changes: Any) -> None:

@@ -50,7 +50,9 @@ def main() -> None:
         trained=run.trained,
     )
     worst = {name: max(values) for name in METRICS if (values := numbers(steps, name))}
-    write_measures(options.out, {**measures, **peaks_gib(), **worst}, rounds=rounds)
+    # With Ray the device is used by other processes.
+    peaks = {} if "launcher=ray" in run.words else peaks_gib()
+    write_measures(options.out, {**measures, **peaks, **worst}, rounds=rounds)
 
 
 def events(folder: Path) -> Iterable[Mapping[str, Any]]:

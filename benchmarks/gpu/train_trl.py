@@ -1,6 +1,6 @@
 """Rounds of TRL's GRPOTrainer on the random language model: the run `text` of `runs.py` in another framework.
 
-    python benchmarks/gpu/train_trl.py FOLDER --out FILE [--tiny]
+    PYTHONPATH=benchmarks python benchmarks/gpu/train_trl.py FOLDER --out FILE [--tiny]
 
 16 prompts x 8 completions of exactly 256 tokens, two updates, bf16 autocast over fp32 weights, no KL penalty. A round
 is two optimizer steps of TRL, which generates every second one.
@@ -17,8 +17,9 @@ import torch
 from datasets import Dataset
 from digits import digits
 from measure import DEVICE, FORWARD_FLOP, now, peaks_gib, throughput, write_measures
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl_cases import trl_tokenizer
 
 UPDATES, ROUNDS = 2, 3
 
@@ -59,7 +60,7 @@ def main() -> None:
             reward_funcs=digits,
             args=config,
             train_dataset=Dataset.from_list([sum_of(number) for number in range(4 * prompts)]),
-            processing_class=AutoTokenizer.from_pretrained(options.folder),
+            processing_class=trl_tokenizer(options.folder),
             callbacks=[clock],
         )
         clock.follow(trainer)
