@@ -87,6 +87,9 @@ class Kit:
         for folder in (out, work / "measures", work / "runs"):
             folder.mkdir(parents=True, exist_ok=True)
         (work / "prompts.txt").write_text(PROMPTS)
+        for name in KEPT:
+            # Of an earlier call, which has copied it.
+            (work / name).unlink(missing_ok=True)
         file = out / "results.json"
         self._results: dict[str, dict[str, Any]] = json.loads(file.read_text())["parts"] if file.is_file() else {}
         self.has_failures = False
@@ -102,6 +105,8 @@ class Kit:
         file = self._work / "measures" / f"{part.name}.json"
         if state == "done" and part.is_measured:
             entry |= json.loads(file.read_text())
+        if state == "done" and part.samples_memory and (most := self._card_peak_mib(part)):
+            entry["measures"]["card_peak_gib"] = most / 1024
         self._results[part.name] = entry | ({"reason": reason} if reason else {})
         self.has_failures |= state in ("failed", "timed out")
         self._say(f"{part.name}: {state} after {seconds:.1f} s")
@@ -150,6 +155,13 @@ class Kit:
                 sampler.wait()
                 with (self._out / "memory.csv").open("a") as file:
                     file.writelines(f"{part.name}, {name}, {line}\n" for line in path.read_text().splitlines())
+
+    def _card_peak_mib(self, part: Part) -> float:
+        """The most that was in use on the card while the part ran; 0 where nothing was sampled."""
+        file = self._out / "memory.csv"
+        lines = file.read_text().splitlines() if file.is_file() else []
+        mine = [line.split(", ") for line in lines if line.startswith(f"{part.name}, card, ")]
+        return max((float(words[-1]) for words in mine), default=0.0)
 
     def _say(self, text: str) -> None:
         line = f"[{datetime.now(UTC):%H:%M:%S}] {text}"

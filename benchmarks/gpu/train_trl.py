@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
-    prompts, samples, tokens, micro = (2, 2, 8, 2) if options.tiny else (16, 8, 256, 16)
+    prompts, samples, tokens, micro = (2, 2, 8, 2) if options.tiny else (16, 8, 256, 8)
     splits = prompts * samples // UPDATES // micro
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
