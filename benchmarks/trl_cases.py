@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from unirl.quickstart import text_checkpoint_path
 
-LARGER: Mapping[str, int] = {
+LARGER: Mapping[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 768,
     "num_hidden_layers": 4,
@@ -35,7 +35,7 @@ class Case:
     ends: bool
     """Completions end at the model's stop token and are scored by their answer; otherwise by their fraction of
     digits."""
-    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of a random model; empty takes the quickstart's weights."""
 
 

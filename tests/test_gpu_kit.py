@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import PathDistribution
@@ -58,6 +59,13 @@ def test_the_predictions_are_written_in_the_readme_and_are_about_parts(kit, tmp_
     for card in predictions.CARDS.values():
         assert {one.part for one in predictions.predictions(card)} == measured
         assert all(one.low <= one.value <= one.high for one in predictions.predictions(card))
+
+
+def test_every_file_with_a_test_for_a_gpu_is_in_the_kit(kit) -> None:
+    root = KIT.parents[1]
+    files = [*root.glob("tests/test_*.py"), *root.glob("packages/*/tests/*.py"), *root.glob("plugins/*/*/tests/*.py")]
+    marked = {str(path.relative_to(root)) for path in files if re.search(r"pytest\.mark\.gpu\b", path.read_text())}
+    assert marked == set(kit("parts").GPU_TESTS)
 
 
 def test_a_number_outside_its_range_is_flagged_and_a_part_that_was_not_run_is_not_passed(kit, tmp_path: Path) -> None:

@@ -70,14 +70,13 @@ def throughput(
 
 
 def write_measures(
-    path: Path, measures: Mapping[str, float | None], *, rounds: Sequence[Mapping[str, float]] = (), note: str = ""
+    path: Path, measures: Mapping[str, float], *, rounds: Sequence[Mapping[str, float]] = (), note: str = ""
 ) -> None:
-    """Leave the numbers of a part in a file, and print them. Names end with their unit; what is None was not measured.
+    """Leave the numbers of a part in a file, and print them. Names end with their unit.
 
     note: what a reader must know to compare them.
     """
-    kept = {name: value for name, value in measures.items() if value is not None}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"measures": kept, "rounds": list(rounds), "note": note}, indent=1))
-    for name, value in kept.items():
+    path.write_text(json.dumps({"measures": dict(measures), "rounds": list(rounds), "note": note}, indent=1))
+    for name, value in measures.items():
         print(f"{path.stem}  {name} = {value:.4g}", flush=True)

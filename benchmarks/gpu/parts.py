@@ -16,7 +16,9 @@ KIT = Path(__file__).parent
 PYTHON = sys.executable
 GPU_TESTS = (
     "tests/test_gpu.py",
+    "packages/unirl-numerics/tests/test_batch_invariant.py",
     "packages/unirl-numerics/tests/test_token_log_probs.py",
+    "packages/unirl-transfer/tests/test_weight_transfer.py",
     "plugins/engines/trainside/tests/test_offload_idle.py",
 )
 PROMPTS = "".join(f"a red ring on the left of {number} blue squares\n" for number in range(16))

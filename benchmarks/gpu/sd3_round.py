@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import SD3Transformer2DModel
@@ -54,9 +55,9 @@ ROUND = Sd3Round()
 TINY = Sd3Round(samples=8, pixels=64, tokens=93, forward_batch=4, micro_batch=2)
 
 
-def adapted_transformer(folder: Path) -> SD3Transformer2DModel:
+def adapted_transformer(folder: Path) -> Any:
     """The frozen transformer in bf16 with LoRA of rank 32 in fp32."""
-    net = SD3Transformer2DModel.from_pretrained(folder, subfolder="transformer", torch_dtype=DTYPE)
+    net: Any = SD3Transformer2DModel.from_pretrained(folder, subfolder="transformer", torch_dtype=DTYPE)
     net = net.to(DEVICE).eval().requires_grad_(False)
     targets = [f"attn.{name}" for name in TARGETS]
     inject_adapter_in_model(LoraConfig(r=32, lora_alpha=64, target_modules=targets, init_lora_weights="gaussian"), net)
@@ -69,7 +70,7 @@ def adapters(net: nn.Module) -> list[nn.Parameter]:
     return [param for param in net.parameters() if param.requires_grad]
 
 
-def conditions(net: SD3Transformer2DModel, rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+def conditions(net: Any, rows: int, tokens: int) -> tuple[Tensor, Tensor]:
     """Random prompt embeddings [rows, tokens, width] and pooled ones [rows, width]: their values cost the same."""
     return (
         torch.randn(rows, tokens, net.config.joint_attention_dim, device=DEVICE, dtype=DTYPE),
@@ -132,7 +133,7 @@ def timed_rounds(
         mismatch = max(mismatch, train(old))
         ended = now()
         rounds.append({"generate_s": sampled - began, "train_s": ended - sampled, "round_s": ended - began})
-    measures: dict[str, float | None] = throughput(
+    measures = throughput(
         rounds,
         rows=shape.samples,
         flop=FORWARD_FLOP["sd35-medium"] if shape == ROUND else 0,

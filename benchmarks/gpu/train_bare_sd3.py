@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
@@ -39,7 +40,8 @@ class BareLoop:
     def __init__(self, folder: Path, shape: Sd3Round, *, compiles: bool) -> None:
         self.shape = shape
         self.net = adapted_transformer(folder)
-        self.vae = AutoencoderKL.from_pretrained(folder, subfolder="vae", torch_dtype=torch.float32).to(DEVICE)
+        vae: Any = AutoencoderKL.from_pretrained(folder, subfolder="vae", torch_dtype=torch.float32)
+        self.vae = vae.to(DEVICE)
         if compiles:
             for block in self.net.transformer_blocks:
                 block.compile()

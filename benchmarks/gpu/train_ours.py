@@ -42,7 +42,7 @@ def main() -> None:
     result = train(plan, catalog=catalog, overrides=run.words, listeners=listeners)
     steps = [event for event in events(result.folder) if event["kind"] == "step"]
     rounds = [phases(event["phases"]) for event in steps]
-    measures: dict[str, float | None] = throughput(
+    measures = throughput(
         rounds[: -1 if options.profile else None],
         rows=run.rows,
         flop=0 if options.tiny else FORWARD_FLOP.get(run.model, 0),

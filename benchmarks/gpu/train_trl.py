@@ -11,14 +11,15 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
 from digits import digits
 from measure import DEVICE, FORWARD_FLOP, now, peaks_gib, throughput, write_measures
 from transformers import AutoModelForCausalLM, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 from trl_cases import trl_tokenizer
 
 UPDATES, ROUNDS = 2, 3
@@ -54,10 +55,10 @@ def main() -> None:
             disable_tqdm=True,
             seed=0,
         )
-        clock = Clock()
+        clock, reward = Clock(), cast("Any", digits)
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.float32),
-            reward_funcs=digits,
+            reward_funcs=reward,
             args=config,
             train_dataset=Dataset.from_list([sum_of(number) for number in range(4 * prompts)]),
             processing_class=trl_tokenizer(options.folder),
@@ -66,7 +67,7 @@ def main() -> None:
         clock.follow(trainer)
         trainer.train()
     rounds = clock.rounds()
-    measures: dict[str, float | None] = throughput(
+    measures = throughput(
         rounds,
         rows=prompts * samples * tokens,
         flop=0 if options.tiny else FORWARD_FLOP["qwen3-1.7b"],
