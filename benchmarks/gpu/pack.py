@@ -109,10 +109,13 @@ def slim_down(ray: Path) -> None:
 
 def pack(site: Path, archive: Path) -> None:
     """Raises SystemExit for an archive that is larger than the kit promises."""
-    kept = [path for path in site.rglob("*") if path.is_file() and path.suffix not in (".pyi", ".pyc", ".lock")]
-    with tarfile.open(archive, "w:xz", preset=9) as tar:
+    kept = [path for path in site.rglob("*") if path.is_file() and path.suffix not in (".pyi", ".pyc")]
+    partial = archive.with_suffix(".partial")
+    with tarfile.open(partial, "w:xz", preset=9) as tar:
         for path in sorted(kept):
-            tar.add(path, arcname=path.relative_to(site))
+            if path.name != ".lock":
+                tar.add(path, arcname=path.relative_to(site))
+    partial.rename(archive)
     size = archive.stat().st_size
     print(f"{archive}: {size / 1e6:.1f} MB")
     if size > MOST_BYTES:
