@@ -3,8 +3,9 @@
     python benchmarks/gpu/pack.py FOLDER [--python 3.12] [--ray]
 
 Expects torch, transformers, accelerate, safetensors, tokenizers, sentencepiece, protobuf, click, rich, pluggy, pyyaml,
-packaging, pillow, pandas, pyarrow, hypothesis and pytest with its plugins timeout and xdist over there. Writes `site.txz` (about 6 MB), with `--ray` also `ray.txz`
-(about 25 MB): Ray without its jars, its dashboard's pages and its libraries for data, serving and tuning.
+packaging, pillow, pandas, pyarrow, hypothesis and pytest with its plugins timeout and xdist over there. Writes
+`site.txz` (about 6 MB), with `--ray` also `ray.txz` (about 25 MB): Ray without its jars, its dashboard's pages and its
+libraries for data, serving and tuning.
 """
 
 from __future__ import annotations
