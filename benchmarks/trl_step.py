@@ -32,7 +32,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from trl_cases import CASES, Case, share_of_digits, write_checkpoint
+from trl_cases import CASES, Case, share_of_digits, trl_tokenizer, write_checkpoint
 from unirl.core.data.prompts import PromptOrder, read_prompts
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
@@ -209,6 +209,7 @@ class Theirs(TrainerCallback):
             reward_funcs=answers_right if case.ends else digits,
             args=config,
             train_dataset=Dataset.from_list(rows),
+            processing_class=trl_tokenizer(checkpoint),
             callbacks=[self],
         )
         self.rollout: dict[str, Any] = {}

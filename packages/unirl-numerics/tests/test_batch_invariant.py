@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,48 @@ def test_a_torch_without_mkl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 def test_rows_do_not_depend_on_their_batch() -> None:
     assert is_batch_invariant()
     assert first_difference("cpu") == ""
+
+
+def test_on_cuda_the_mode_turns_tf32_off_for_convolutions_as_well_and_back_on() -> None:
+    import torch
+    from unirl.numerics.batch_invariant import _deterministic_cuda
+
+    def flags() -> list[bool]:
+        matmul = torch.backends.cuda.matmul
+        return [
+            torch.backends.cudnn.allow_tf32,
+            matmul.allow_tf32,
+            matmul.allow_fp16_reduced_precision_reduction,
+            matmul.allow_bf16_reduced_precision_reduction,
+        ]
+
+    before = flags()
+    assert before[0], "torch allows it for convolutions by default"
+    with _deterministic_cuda():
+        assert flags() == [False] * 4
+        assert torch.are_deterministic_algorithms_enabled()
+    assert flags() == before
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_rows_do_not_depend_on_their_batch_or_the_mode_is_refused(no_batch_invariance: str) -> None:
+    import torch
+
+    if no_batch_invariance:
+        pytest.skip(f"not run: {no_batch_invariance}")
+    from unirl.numerics.batch_invariant import _deterministic_cuda
+
+    # Torch has no batch-invariant products of its own, so either may be the case.
+    with _deterministic_cuda():
+        difference = first_difference("cuda")
+    if difference:
+        said = f"does not hold on {re.escape(torch.cuda.get_device_name())}: {re.escape(difference)}"
+        with pytest.raises(PlanRejected, match=said), batch_invariant(on_cuda=True):
+            pass
+    else:
+        with batch_invariant(on_cuda=True):
+            assert first_difference("cuda") == ""
 
 
 def test_the_flags_are_as_before_after_the_mode(no_batch_invariance: str) -> None:

@@ -218,7 +218,10 @@ class Other:
             self._process.stdout.close()
 
 
-@pytest.mark.parametrize("name", ["shared-memory", "collective", "disk", "by-value"])
+@pytest.mark.parametrize(
+    "name",
+    ["shared-memory", "collective", "disk", "by-value", pytest.param("cuda-ipc", marks=pytest.mark.gpu)],
+)
 def test_weights_cross_to_another_process_by_every_carrier(name: str, tmp_path: Path) -> None:
     other = Other(name, tmp_path)
     try:

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from unirl.transfer.weights.carriers import ByValueCarrier, CollectiveCarrier, DiskCarrier, SharedMemoryCarrier
+from unirl.transfer.weights.carriers import (
+    ByValueCarrier,
+    CollectiveCarrier,
+    CudaIpcCarrier,
+    DiskCarrier,
+    SharedMemoryCarrier,
+)
 from unirl.transfer.weights.group import WeightGroup
 from unirl.transfer.weights.transfer import Receiver
 
@@ -19,6 +25,8 @@ def carrier(name, folder, rank):
     if name == "collective":
         store = dist.FileStore(str(folder / "store"), 2)
         return CollectiveCarrier(WeightGroup(store, rank=rank, world=2, device=torch.device("cpu"), timeout_s=60))
+    if name == "cuda-ipc":
+        return CudaIpcCarrier()
     if name == "by-value":
         return ByValueCarrier()
     return SharedMemoryCarrier() if name == "shared-memory" else DiskCarrier(folder / "buckets")
@@ -35,7 +43,7 @@ def main():
             break
         try:
             if method == "held":
-                answer = ("ok", {key: value.clone() for key, value in held.items()})
+                answer = ("ok", {key: value.cpu().clone() for key, value in held.items()})
             else:
                 answer = ("ok", getattr(receiver, method)(*arguments))
         except Exception as error:  # noqa: BLE001 - sent back

@@ -141,22 +141,24 @@ def _deterministic_cuda() -> Generator[None]:
     import torch
 
     matmul: Any = torch.backends.cuda.matmul
-    flags = {
-        "allow_tf32": False,
-        "allow_fp16_reduced_precision_reduction": False,
-        "allow_bf16_reduced_precision_reduction": False,
-    }
-    before = {name: getattr(matmul, name) for name in flags}
+    flags: list[tuple[Any, str]] = [
+        # On by default for convolutions alone.
+        (torch.backends.cudnn, "allow_tf32"),
+        (matmul, "allow_tf32"),
+        (matmul, "allow_fp16_reduced_precision_reduction"),
+        (matmul, "allow_bf16_reduced_precision_reduction"),
+    ]
+    before = [getattr(owner, name) for owner, name in flags]
     was = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
-    for name, value in flags.items():
-        setattr(matmul, name, value)
+    for owner, name in flags:
+        setattr(owner, name, False)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(was)
-        for name, value in before.items():
-            setattr(matmul, name, value)
+        for (owner, name), value in zip(flags, before, strict=True):
+            setattr(owner, name, value)
 
 
 def _name(device: str) -> str:
