@@ -2,7 +2,7 @@
 
 An operation that mixes them with tensors of the CPU raises `DeviceMismatch`, with the operation and the place in
 UniRL's code. Each time the host waits for the device is counted, and each copy between the two. Left out are streams,
-kernels, random generators of the device, checkpoints and collectives.
+kernels, the numbers of random generators, checkpoints and collectives.
 
 torch registers a backend once per process and cannot undo it: `torch.accelerator` finds one from then on, and gradients
 on it fail where any were computed before. Use it in a process of its own, such as one of `own_process`.
@@ -83,6 +83,8 @@ class PretendedDevice:
 
 _counts: list[PretendedDevice] = []
 """That of the block that runs now. A thread of torch computes gradients, so it cannot be a context variable."""
+_generators: set[int] = set()
+"""Those of the device, by `_cdata`."""
 
 
 @contextmanager
@@ -96,16 +98,18 @@ def own_process() -> Generator[ProcessPoolExecutor]:
 def pretended_device() -> Generator[PretendedDevice]:
     """Within the block, `torch.device("pretend")` is a device, and what happens on it is counted."""
     _register()
-    device, tensor, as_tensor = PretendedDevice(), torch.tensor, torch.as_tensor
+    device, own = PretendedDevice(), {name: getattr(torch, name) for name in ("tensor", "as_tensor", "Generator")}
     # It remembers the functions that it finds at its first call, and must not remember those below.
     _device_constructors()
     _counts.append(device)
-    torch.tensor, torch.as_tensor = _made_on_device(tensor), _made_on_device(as_tensor)
+    torch.tensor, torch.as_tensor = _made_on_device(torch.tensor), _made_on_device(torch.as_tensor)
+    torch.Generator = _Generator  # type: ignore[misc]
     try:
         with _Factories():
             yield device
     finally:
-        torch.tensor, torch.as_tensor = tensor, as_tensor
+        for name, value in own.items():
+            setattr(torch, name, value)
         _counts.pop()
 
 
@@ -156,12 +160,31 @@ def _made_on_device(make: Any) -> Any:
     as for CUDA."""
 
     def made(data: Any, *, device: Any = None, requires_grad: bool = False, **options: Any) -> Tensor:
-        if device is None or not _is_ours(device):
+        if not _is_ours(device) or isinstance(data, _Tensor):
             kept = {"requires_grad": True} if requires_grad else {}
             return make(data, device=device, **options, **kept)
-        return make(data, **options).to(device).requires_grad_(requires_grad)
+        # CUDA reads numbers of its own one by one, too.
+        numbers = tree_map(lambda leaf: leaf.item() if isinstance(leaf, _Tensor) else leaf, data)
+        return make(numbers, **options).to(device).requires_grad_(requires_grad)
 
     return made
+
+
+class _Generator(torch.Generator):
+    """A random generator that says it is of the device; its numbers are those of the CPU."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        self = super().__new__(cls)
+        self._device = torch.device(device)
+        # An operation gets another object of the same generator.
+        (_generators.add if _is_ours(device) else _generators.discard)(self._cdata)
+        return self
+
+    def __init__(self, device: Any = "cpu") -> None: ...
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._device
 
 
 class _Tensor(Tensor):
@@ -279,7 +302,7 @@ def _check_index(func: Any, source: Tensor, indices: Sequence[Tensor | None], va
 def _check_devices(func: Any, tensors: Sequence[Tensor], kwargs: dict[str, Any], *, makes: bool) -> None:
     """Tensors of one device; a number of the CPU may take part in an operation element by element."""
     generator = kwargs.get("generator")
-    if makes and generator is not None and generator.device.type != NAME:
+    if makes and generator is not None and generator._cdata not in _generators:
         raise DeviceMismatch(f"{func}: a random generator of the CPU for a tensor of the device, at {_place()}")
     if not any(isinstance(tensor, _Tensor) for tensor in tensors):
         return
