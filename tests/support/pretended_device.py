@@ -13,7 +13,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.library import Library, fallthrough_kernel
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 __all__ = ["NAME", "DeviceMismatch", "Event", "PretendedDevice", "own_process", "pretended_device"]
@@ -142,15 +141,13 @@ def _register() -> tuple[Library, Library]:
 def _lowered(operation: Any) -> Any:
     """An operation that autocast computes in its dtype."""
 
-    def cast(leaf: Any) -> Any:
-        is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
-        return leaf.to(torch.get_autocast_dtype(NAME)) if is_float else leaf
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.get_autocast_dtype(NAME)) if tensor.is_floating_point() else tensor
 
     def run(*args: Any, **kwargs: Any) -> Any:
         keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _AUTOCAST))
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            cast_args, cast_kwargs = tree_map(cast, (args, kwargs))
-            return operation(*cast_args, **cast_kwargs)
+            return operation(*_mapped(cast, args), **{name: _mapped(cast, value) for name, value in kwargs.items()})
 
     return run
 
@@ -164,7 +161,7 @@ def _made_on_device(make: Any) -> Any:
             kept = {"requires_grad": True} if requires_grad else {}
             return make(data, device=device, **options, **kept)
         # CUDA reads numbers of its own one by one, too.
-        numbers = tree_map(lambda leaf: leaf.item() if isinstance(leaf, _Tensor) else leaf, data)
+        numbers = _mapped(lambda tensor: tensor.item(), data) if isinstance(data, (list, tuple)) else data
         return make(numbers, **options).to(device).requires_grad_(requires_grad)
 
     return made
@@ -243,7 +240,7 @@ class _Factories(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _is_ours(kwargs.get("device")) or any(isinstance(leaf, _Tensor) for leaf in tree_leaves((args, kwargs))):
+        if _is_ours(kwargs.get("device")) or any(isinstance(tensor, _Tensor) for tensor in _tensors(args, kwargs)):
             return _run(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -252,7 +249,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An operation that reads or makes a tensor of the device."""
     if torch.Tag.inplace_view in func.tags:
         raise NotImplementedError(f"{func}: the pretended device changes no shapes in place")
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors = list(_tensors(args, kwargs))
     device = kwargs.get("device")
     makes = any(isinstance(tensor, _Tensor) for tensor in tensors) if device is None else _is_ours(device)
     if func is aten._to_copy.default:
@@ -267,12 +264,36 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         _counts[-1]._waits(str(func))
     if makes and device is not None:
         kwargs = {**kwargs, "device": _CPU, "pin_memory": None}
-    inner_args, inner_kwargs = tree_map(lambda leaf: leaf.inner if isinstance(leaf, _Tensor) else leaf, (args, kwargs))
-    result = func(*inner_args, **inner_kwargs)
+    result = func(*_mapped(_inner, args), **{name: _mapped(_inner, value) for name, value in kwargs.items()})
     returns = func._schema.returns
     if returns and returns[0].alias_info is not None and returns[0].alias_info.is_write:
         return kwargs.get("out", args[0])
-    return tree_map(lambda leaf: _Tensor(leaf) if isinstance(leaf, Tensor) else leaf, result) if makes else result
+    return _mapped(_outer, result) if makes else result
+
+
+def _tensors(*values: Any) -> Iterator[Tensor]:
+    """Tensors of an operation's arguments. torch's own pytrees take longer than most operations of a miniature."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(*value)
+        elif isinstance(value, dict):
+            yield from _tensors(*value.values())
+
+
+def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    return type(value)(_mapped(change, item) for item in value) if type(value) in (tuple, list) else value
+
+
+def _inner(tensor: Tensor) -> Tensor:
+    return tensor.inner if isinstance(tensor, _Tensor) else tensor
+
+
+def _outer(tensor: Tensor) -> Tensor:
+    return tensor if isinstance(tensor, _Tensor) else _Tensor(tensor)
 
 
 def _count_copy(source: Tensor, *, to_device: bool) -> None:
@@ -314,7 +335,7 @@ def _check_devices(func: Any, tensors: Sequence[Tensor], kwargs: dict[str, Any],
 
 
 def _is_ours(device: Any) -> bool:
-    return device is not None and torch.device(device).type == NAME
+    return device is not None and (device if isinstance(device, torch.device) else torch.device(device)).type == NAME
 
 
 def _on_device(index: Any) -> Any:
