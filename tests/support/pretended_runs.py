@@ -26,7 +26,7 @@ from unirl.core.types.event import Event
 from unirl.loop.build import built_parts
 from unirl.loop.step import run_step
 
-__all__ = ["recipe_step", "statements", "step_with_part"]
+__all__ = ["ROOT", "Step", "recipe_step", "statements", "step_with_part"]
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("quickstart", "quickstart-text", "quickstart-vl", "quickstart-video", "quickstart-i2v", "quickstart-edit")
@@ -54,8 +54,8 @@ def recipe_step(name: str, folder: Path, *words: str) -> Step:
     return _step(_plan(name, [*own, *words], factory))
 
 
-def step_with_part(kind: str, name: str, folder: Path) -> tuple[str, Step]:
-    """The same for the first of `HOSTS` that takes a model, an algorithm or a reward, and that recipe."""
+def step_with_part(kind: str, name: str, folder: Path) -> Step:
+    """The same for the first of `HOSTS` that takes a model, an algorithm or a reward."""
     factory, refusals = _factory(folder), list[str]()
     found = next(one for one in factory.catalog.parts() if (one.spec.kind, one.spec.name) == (kind, name))
     for host in HOSTS:
@@ -67,7 +67,7 @@ def step_with_part(kind: str, name: str, folder: Path) -> tuple[str, Step]:
             continue
         verdict = match(plan, catalog=factory.catalog)
         if verdict.accepted:
-            return host, _step(plan)
+            return _step(plan)
         refusals.append(f"{host}: {'; '.join(map(str, verdict.reasons))}")
     raise AssertionError("\n".join([f"{kind} {name!r} fits in none of these recipes:", *refusals]))
 
