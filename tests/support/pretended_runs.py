@@ -32,6 +32,9 @@ ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("quickstart", "quickstart-text", "quickstart-vl", "quickstart-video", "quickstart-i2v", "quickstart-edit")
 """Recipes that a part without one is tried in; the first that takes it."""
 
+SETTINGS = {"dr-grpo": {"max_length": "'${sampling.max_new_tokens}'"}}
+"""What a part needs in a host, in place of its `trial`."""
+
 Step = tuple[Mapping[str, float], PretendedDevice]
 
 
@@ -108,7 +111,8 @@ def _unsharded(plan: Plan) -> Iterator[str]:
 
 def _words(found: Found, factory: PartFactory) -> Iterator[str]:
     """Overrides that put a part into a recipe."""
-    spec, settings = found.spec, dict[str, Any](found.spec.trial)
+    spec: Any = found.spec
+    settings: dict[str, Any] = {**found.spec.trial, **SETTINGS.get(found.spec.name, {})}
     key: str = spec.kind
     if isinstance(spec, ModelSpec):
         yield f"model={spec.name}"
