@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from PIL import Image
+from miniature_recipes import miniature_words
 from unirl.conformance.part_factory import PartFactory
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.recipe.compose import compose, compose_config, plan_of
+from unirl.core.recipe.compose import compose
 from unirl.core.recipe.files import list_recipes, recipe_roots
-from unirl.core.specs.plan import Plan
-from unirl.core.specs.spec import EngineSpec, ModelSpec, RewardSpec
 from unirl.loop.run import train
 
 pytestmark = [
@@ -30,13 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 # The quickstarts bring their checkpoints: their pages train with them.
 RECIPES = [recipe.name for recipe in list_recipes(recipe_roots(ROOT)) if not recipe.name.startswith("quickstart")]
 
-SIZES = ("height", "width", "frames", "max_new_tokens", "max_sequence_length")
-STAND_INS = {
-    "math": ("+reward@reward.standin=function", f"reward.standin.target={Path(__file__).resolve()}:length"),
-    "unified-reward-pairwise": ("+reward@reward.standin=jpeg-size", "advantage.values=win-rate"),
-}
-"""Rewards that a miniature gets none of, or that need a service, and what takes their place."""
-
 
 @pytest.fixture(scope="module")
 def factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PartFactory]:
@@ -47,12 +37,9 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PartFactory]:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_takes_a_step_on_its_miniature(name: str, factory: PartFactory, tmp_path: Path) -> None:
-    composed = compose_config(name, catalog=factory.catalog, directory=ROOT)
-    composed.config.data.train = "prompts.jsonl"
-    plan = plan_of(composed, catalog=factory.catalog)
-    rows = write_prompts(plan, factory, tmp_path)
-    overrides = [*smaller(plan, factory, rows), f"run.dir={tmp_path / 'run'}"]
-    train(compose(name, overrides, catalog=factory.catalog, directory=ROOT), catalog=factory.catalog)
+    overrides = [*miniature_words(name, factory, tmp_path, directory=ROOT), f"run.dir={tmp_path / 'run'}"]
+    plan = compose(name, overrides, catalog=factory.catalog, directory=ROOT)
+    train(plan, catalog=factory.catalog)
     lines = (tmp_path / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()
     (metrics,) = (event["metrics"] for event in map(json.loads, lines) if event["kind"] == "step")
     prefixes = [plan.prefix(stage) for stage in plan.trained]
@@ -61,61 +48,3 @@ def test_a_recipe_takes_a_step_on_its_miniature(name: str, factory: PartFactory,
         # An update in 16 bits may overflow at first, and is then left out.
         assert metrics[f"{prefix}updates"] + metrics[f"{prefix}updates_skipped"] > 0
         assert math.isfinite(metrics[f"{prefix}loss"])
-
-
-def length(completions: Sequence[str]) -> list[float]:
-    return [float(len(text)) for text in completions]
-
-
-def smaller(plan: Plan, factory: PartFactory, rows: Path) -> Iterator[str]:
-    """Overrides that change sizes, files and what needs a service or a correct answer, and nothing else."""
-    yield from (f"data.train={rows}", "data.eval=''", "run.max_steps=1", "run.device=cpu")
-    yield f"data.prompts_per_step={max(stage.train.updates_per_step for stage in plan.trained)}"
-    # A log-prob is the mean over a hundredth of the elements: what 16 bits round is not averaged out.
-    yield "train.logp_mismatch_max=1"
-    for choice in plan.choices:
-        found = next(one for one in factory.catalog.parts() if one.spec == choice.spec)
-        if isinstance(choice.spec, ModelSpec):
-            yield f"{choice.key}.path={factory.checkpoint(found)}"
-        elif isinstance(choice.spec, EngineSpec) and choice.spec.environment:
-            yield f"{choice.key}=trainside"
-        elif isinstance(choice.spec, EngineSpec) and choice.spec.samples and len(plan.stages) > 1:
-            yield f"{choice.key}.path={rows.with_name('stored.jsonl')}"
-        elif isinstance(choice.spec, RewardSpec) and choice.spec.name in STAND_INS:
-            yield from (f"~{choice.key}", *STAND_INS[choice.spec.name])
-        elif isinstance(choice.spec, RewardSpec):
-            yield from (f"{choice.key}.{key}={value}" for key, value in factory.reward_files(found).items())
-    for stage in plan.stages:
-        tiny, critic = stage.learner.model.spec.tiny, stage.needs.critic
-        assert tiny is not None and stage.learner.backend is not None
-        name = f"sampling.{stage.name}" if len(plan.stages) > 1 else "sampling"
-        yield from (f"{name}.{key}={value}" for key, value in tiny.sampling.items() if key in SIZES)
-        if critic:
-            # Until then no policy is updated.
-            yield f"{stage.learner.backend.key}.critic.warmup_steps=0"
-
-
-def write_prompts(plan: Plan, factory: PartFactory, folder: Path) -> Path:
-    """Prompts with all that a stage of the plan reads of them, and stored samples in `stored.jsonl` beside them."""
-    stage = plan.stages[-1]
-    found = next(one for one in factory.catalog.parts() if one.spec == stage.learner.model.spec)
-    sets = [each for each in stage.engine.spec.samples if len(each) == stage.samples]
-    prompts: list[dict[str, Any]] = []
-    stored: list[dict[str, Any]] = []
-    for number in range(8):
-        media = [vars(one) for one in factory.needed_media(found, number)]
-        prompts.append({"prompt": f"prompt {number}", "metadata": {}, "media": media})
-        stored.append({"prompt": f"prompt {number}", "metadata": {}, "media": []})
-        for role in sets[0] if sets else ():
-            if stage.kind == "text":
-                stored[-1]["metadata"][role] = f"{role[0]}{number}"
-                continue
-            image = folder / f"{role}-{number}.png"
-            height, width = (found.spec.tiny.sampling[key] for key in ("height", "width"))  # type: ignore[union-attr]
-            Image.effect_noise((width, height), 40 + number).convert("RGB").save(image)
-            stored[-1]["media"].append({"modality": "image", "role": role, "uri": str(image)})
-    if sets and len(plan.stages) == 1:
-        prompts = stored
-    for name, rows in (("prompts.jsonl", prompts), ("stored.jsonl", stored)):
-        (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return folder / "prompts.jsonl"

@@ -387,3 +387,33 @@ def test_a_move_to_a_gpu_waits_for_no_copy_and_one_from_it_does() -> None:
         conditions.to("cuda:1")
         there.to("cpu")
     assert calls == [("cuda:1", True)] * 2 + [("cpu", False)] * 2
+
+
+def test_what_a_change_leaves_stays_where_it_is() -> None:
+    """`meta` is a device here: it has shapes and no values."""
+    track = make_track(4)
+    seen: list[Track] = []
+
+    def change(moved: Track) -> Track:
+        seen.append(moved)
+        scored = dataclasses.replace(moved.latent, log_probs=moved.latent.latents.new_zeros((4, 1), device="cpu"))
+        return dataclasses.replace(moved, segment=scored, advantages=torch.ones(4))
+
+    result = track.computed_on("meta", change)
+    assert seen[0].latent.latents.is_meta and seen[0].sample_weights.is_meta
+    assert result.latent.latents is track.latent.latents and result.conditions is track.conditions
+    assert result.sample_weights is track.sample_weights and result.media is track.media
+    assert result.latent.log_probs is not None and result.latent.log_probs.tolist() == [[0.0]] * 4
+    assert result.advantages is not None and result.advantages.tolist() == [1.0] * 4
+    elsewhere = track.computed_on("cpu", change, home="meta")
+    assert elsewhere.latent.log_probs is not None and elsewhere.latent.log_probs.is_meta
+    assert elsewhere.latent.latents is track.latent.latents
+
+
+def test_conditions_move_without_the_inputs_that_none_uses() -> None:
+    values = {"embeds": torch.zeros(10, 2), "masks": tuple(torch.zeros(n) for n in range(10))}
+    conditions = Conditions(values=values, index=torch.tensor([7, 3, 7]))
+    assert conditions.to("cpu") is conditions
+    moved = conditions.to("meta")
+    assert moved.values["embeds"].shape == (2, 2) and moved.index.shape == (3,)
+    assert [mask.shape[0] for mask in moved.values["masks"]] == [3, 7]

@@ -444,3 +444,13 @@ def test_shapes_that_do_not_fit_are_refused():
         FlowSde().transition(x, velocity=x, sigma=torch.ones(3), sigma_next=torch.zeros(3), sigma_max=0.9)
     with pytest.raises(ValueError, match="velocity has shape"):
         FlowSde().transition(x, velocity=x[:, :2], sigma=torch.ones(2), sigma_next=torch.zeros(2), sigma_max=0.9)
+
+
+def test_a_schedule_is_checked_for_densities_before_its_steps_run_on_a_device():
+    sigmas = static_sigmas(4, shift=3.0)
+    FlowSde().check_density(sigmas, torch.tensor([0, 3]))
+    Cps(0.8).check_density(sigmas, torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match="'cps': got a deterministic step"):
+        Cps(0.8).check_density(sigmas, torch.tensor([2, 3]))
+    with pytest.raises(ValueError, match="'euler': got a deterministic step"):
+        EulerOde().check_density(sigmas, torch.tensor([0]))

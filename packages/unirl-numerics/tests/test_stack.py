@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import weakref
 
 import pytest
 import torch
@@ -187,6 +188,25 @@ def test_metrics_reduce_by_their_kind():
     assert tally.reduced(Alone()) == {"m": 2.0, "x": -5.0, "s": 3.0}
     with pytest.raises(BatchError, match="metric 'm'"):
         tally.add({"m": Metric(total=0.0, reduce="max")})
+
+
+def test_metrics_as_tensors_are_those_as_numbers():
+    numbers = {"m": (3.5, 2.0, "mean"), "x": (-5.0, 1.0, "max"), "s": (1.25, 1.0, "sum"), "none": (9.0, 0.0, "mean")}
+    tally, tensors = Tally(), Tally()
+    for _ in range(2):
+        for one, made in ((tally, float), (tensors, torch.tensor)):
+            one.add({k: Metric(total=made(t), weight=made(w), reduce=r) for k, (t, w, r) in numbers.items()})
+    assert tally.reduced(Alone()) == tensors.reduced(Alone()) == {"m": 1.75, "x": -5.0, "s": 2.5}
+
+
+def test_a_tally_keeps_no_graph():
+    weight = torch.ones(3, requires_grad=True)
+    tally, total = Tally(), (weight * 2).sum()
+    freed = weakref.ref(total)
+    tally.add({"m": Metric(total=total)})
+    del total
+    assert freed() is None
+    assert tally.reduced(Alone()) == {"m": 6.0}
 
 
 def test_ranks_with_other_metrics_fail_instead_of_hanging():

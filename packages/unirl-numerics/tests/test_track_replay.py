@@ -13,6 +13,7 @@ from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, T
 from unirl.numerics.diffusion.denoise import denoise
 from unirl.numerics.diffusion.guidance import make_guidance
 from unirl.numerics.diffusion.kernels import make_kernel
+from unirl.numerics.diffusion.replay import check_stored_steps
 from unirl.numerics.diffusion.through_sampler import with_step_means
 from unirl.numerics.train.track_replay import TrackReplay
 
@@ -261,3 +262,25 @@ def test_means_are_kept_of_the_stochastic_steps_that_the_gradient_goes_through()
     torch.testing.assert_close(result.means[:2, 0], expected, rtol=1e-6, atol=1e-6)
     assert not result.means.requires_grad
     assert with_step_means(track, forward, first=2) is track
+
+
+def test_a_track_is_checked_once_before_it_is_replayed_on_a_device():
+    track = make_track(Model())
+    check_stored_steps(track)
+
+    def changed(**fields):
+        return dataclasses.replace(track, segment=dataclasses.replace(track.latent, **fields))
+
+    with pytest.raises(ValueError, match="row 1 has no stored latents for step 1"):
+        positions = track.latent.positions.clone()
+        positions[1][positions[1] == 2] = -1
+        check_stored_steps(changed(positions=positions))
+    with pytest.raises(ValueError, match="'cps': got a deterministic step"):
+        last = Sampler(kernel="cps", eta=0.8)
+        every = torch.arange(4).expand(3, 4)
+        latents = track.latent.latents[:, :1].expand(3, 4, 2, 2)
+        check_stored_steps(
+            changed(sampler=last, sde_steps=torch.where(STEPS < 0, -1, STEPS + 1), positions=every, latents=latents)
+        )
+    # Nothing of it is replayed.
+    check_stored_steps(changed(sde_steps=torch.zeros((3, 0), dtype=torch.int64), positions=torch.full((3, 1), 3)))

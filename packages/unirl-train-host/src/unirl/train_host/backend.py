@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
 from unirl.core.roles import Backend, WeightUpdate
 from unirl.core.specs.facts import names_in
 from unirl.core.types.weights import forms, joined, tensor_digests, weight_mismatch
+from unirl.numerics.diffusion.replay import check_stored_steps
 from unirl.numerics.train.critic import with_values
 from unirl.numerics.train.reference import with_reference
 from unirl.numerics.train.stack import train_on
@@ -188,10 +189,7 @@ class ShardedBackend(Backend):
         model.fill(module.state_dict(keep_vars=True))
 
     def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
-        home = track.sample_weights.device
-        micros = track.chunks(self._train.micro_batch_size)
-        result = [with_reference(micro.to(self._device), self._replay, policy=policy).to(home) for micro in micros]
-        return type(track).concat(result)
+        return self._in_chunks(track, lambda micro: with_reference(micro, self._replay, policy=policy))
 
     def with_values(self, track: Track) -> Track:
         """See `unirl.core.roles.Backend`."""
@@ -199,9 +197,14 @@ class ShardedBackend(Backend):
             raise RecipeError(
                 "backend.critic.lr: got null, but the algorithm needs the values of a critic; set it, such as 1e-5."
             )
-        home = track.sample_weights.device
+        critic = self._critic
+        return self._in_chunks(track, lambda micro: with_values(micro, critic))
+
+    def _in_chunks(self, track: Track, change: Callable[[Track], Track]) -> Track:
+        """The change of a track, micro-batch by micro-batch on the device."""
+        check_stored_steps(track)
         micros = track.chunks(self._train.micro_batch_size)
-        return type(track).concat([with_values(micro.to(self._device), self._critic).to(home) for micro in micros])
+        return type(track).concat([micro.computed_on(self._device, change) for micro in micros])
 
     def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
         """Whole weights of a policy, each gathered when it is asked for: `full` when all train, `lora` or `merged`

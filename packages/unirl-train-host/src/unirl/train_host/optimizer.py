@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -111,16 +111,18 @@ class Optimizer:
                 shard.mul_(1.0 / self.loss_scale)
         norm = _total_norm(grads)
         rate = learning_rate(self._config, self.num_steps, self._total_steps)
-        if not bool(torch.isfinite(norm)):
+        bound = self._config.max_grad_norm
+        # As torch.nn.utils.clip_grad_norm_: the 1e-6 and the multiplication by 1 are its own.
+        factor = torch.ones_like(norm) if bound is None else torch.clamp(bound / (norm + 1e-6), max=1.0)
+        # Both in one transfer from the device.
+        grad_norm, clipping = cast("list[float]", torch.stack([norm, factor]).tolist())
+        if not math.isfinite(grad_norm):
             self._skip()
-            return StepReport(grad_norm=float(norm), grad_rms=float(norm), skipped=True)
-        grad_norm = seen_norm = float(norm)
-        if self._config.max_grad_norm is not None:
-            # As torch.nn.utils.clip_grad_norm_: the 1e-6 and the multiplication by 1 are its own.
-            factor = torch.clamp(self._config.max_grad_norm / (norm + 1e-6), max=1.0)
+            return StepReport(grad_norm=grad_norm, grad_rms=grad_norm, skipped=True)
+        if bound is not None:
             for shard in shards:
                 shard.mul_(factor)
-            seen_norm = grad_norm * float(factor)
+        seen_norm = grad_norm * clipping
         for adam in self.adams:
             for group in adam.param_groups:
                 group["lr"] = rate

@@ -142,10 +142,14 @@ class LossTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A number that adds up over micro-batches and ranks."""
+    """A number that adds up over micro-batches and ranks.
 
-    total: float
-    weight: float = 1.0
+    `total` and `weight` are numbers, or tensors of one element: those of all micro-batches of an update are read in one
+    transfer, while `float` of a tensor makes the host wait for the device at every micro-batch.
+    """
+
+    total: float | Array
+    weight: float | Array = 1.0
     reduce: Literal["mean", "max", "sum"] = "mean"
 
 

@@ -8,7 +8,7 @@ because taking the first would drop the rest in silence.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Self, cast
@@ -128,6 +128,36 @@ class Batch:
             if result is not value:
                 moved[name] = result
         return dataclasses.replace(self, **moved) if moved else self
+
+    def computed_on(self, device: Any, change: Callable[[Self], Self], *, home: Any = None) -> Self:
+        """`change` of this batch, computed on `device`. What it left as it was stays where it is, and is not copied.
+
+        What it added goes to `home`, or, if that is None, to where the tensors of the batch are that it was added to.
+        """
+        moved = self.to(device)
+        return change(moved)._returned(self, moved, home)
+
+    def _returned(self, original: Self, moved: Self, home: Any) -> Self:
+        own_home = next((x.device for x in _tensors(original)), None) if home is None else home
+        values: dict[str, Any] = {}
+        for name in _fields(type(self), "rows", "shared"):
+            value, before = getattr(self, name), getattr(moved, name)
+            if value is before:
+                values[name] = getattr(original, name)
+            elif isinstance(value, Batch) and type(value) is type(before):
+                values[name] = value._returned(getattr(original, name), before, home)
+            elif own_home is not None:
+                values[name] = _moved(value, own_home)
+        return dataclasses.replace(self, **values)
+
+
+def _tensors(batch: Batch) -> Iterator[Any]:
+    """Tensors that have an entry per row, without those of nested batches."""
+    for name in _fields(type(batch), "rows"):
+        value = getattr(batch, name)
+        for item in cast("tuple[Any, ...]", value[:1]) if isinstance(value, tuple) else (value,):
+            if _is_tensor(item):
+                yield item
 
 
 @cache

@@ -48,6 +48,11 @@ class Conditions(Batch):
     def num_rows(self) -> int:
         return int(self.index.shape[0])
 
+    def to(self, device: Any) -> Self:
+        """The same samples on `device`; itself if it is there. Inputs that none of them uses are not moved."""
+        there = super().to(device)
+        return there if there is self else super(Conditions, self.compact()).to(device)
+
     def expanded(self) -> dict[str, Ragged]:
         """name -> [N, ...], or N arrays: one per sample."""
         return self._at(self.index)
@@ -63,7 +68,9 @@ class Conditions(Batch):
 
     def _at(self, index: Array) -> dict[str, Ragged]:
         """The entries of these inputs."""
-        inputs = cast("list[int]", cast(Any, index).tolist())
+        is_ragged = any(isinstance(value, tuple) for value in self.values.values())
+        # Of an index on a device the host would wait for the values.
+        inputs = cast("list[int]", cast(Any, index).tolist()) if is_ragged else []
         return {
             name: take(value, inputs) if isinstance(value, tuple) else value.index_select(0, index)
             for name, value in self.values.items()

@@ -89,8 +89,9 @@ class Kernel(ABC):
         x_next: [B, ...].  Averaging, not summing, keeps the scale of the ratio free of resolution; the true
         log-density of a row is this times its number of elements.
 
-        Raises ValueError for a deterministic transition, which has no density, for a std that is not finite, and for
-        an x_next of another shape than the mean.
+        Raises ValueError for a deterministic kernel, which has no density, and for an x_next of another shape than the
+        mean; on the CPU also for a step whose std is 0 or not finite. On another device such a step gives infinities or
+        NaN, unless `check_density` has looked at the schedule before.
         Source: Flow-GRPO, arXiv 2505.05470, the Gaussian of its SDE step.
         """
         std = self._std_of_density(x_next, transition)
@@ -111,11 +112,22 @@ class Kernel(ABC):
         """
         return euler_step(x, velocity=velocity, sigma=sigma, sigma_next=sigma_next)
 
+    def check_density(self, sigmas: Tensor, steps: Tensor) -> None:
+        """Raises ValueError, as `log_prob` does on the CPU, unless these steps of a schedule have a density.
+
+        sigmas: [T + 1] on the CPU.  steps: [K] int64.
+        """
+        sigma, sigma_next = sigmas[steps].float(), sigmas[steps + 1].float()
+        x = sigma.new_zeros((len(steps), 1))
+        step = self.transition(x, velocity=x, sigma=sigma, sigma_next=sigma_next, sigma_max=sigmas[1].float())
+        self._std_of_density(x, step)
+
     def _std_of_density(self, x_next: Tensor, transition: Transition) -> Tensor:
-        """[B], finite and above 0."""
+        """[B], finite and above 0. On the CPU this is checked; elsewhere the host would wait for every step."""
         self._check_shape("x_next", x_next, transition)
         std = transition.std.flatten()
-        if self.is_stochastic and bool(((std > 0) & std.isfinite()).all()):
+        is_read = std.device.type == "cpu"
+        if self.is_stochastic and (not is_read or bool(((std > 0) & std.isfinite()).all())):
             return std
         if not self.is_stochastic or bool((std == 0).any()):
             raise ValueError(

@@ -11,9 +11,11 @@ from torch import Tensor
 from unirl.core.roles import Replayed
 from unirl.core.types.array import Ragged
 from unirl.core.types.batch import join
+from unirl.core.types.track import LatentSegment, Track
 from unirl.numerics.diffusion.denoise import check_sde_steps, check_sigmas
 from unirl.numerics.diffusion.guidance import NO_GUIDANCE, Branches, Conditions, Guidance, Velocity, guided_velocity
 from unirl.numerics.diffusion.kernels import Kernel
+from unirl.numerics.diffusion.sampler import kernel_of
 from unirl.numerics.diffusion.transition import Transition
 
 
@@ -49,8 +51,8 @@ def replay(
     x, x_next, sigma, sigma_next, valid = stored.x, stored.x_next, stored.sigma, stored.sigma_next, stored.valid
     sigmas = sigmas.to(device=latents.device, dtype=torch.float32)
 
-    def transition_of(columns: list[int]) -> tuple[Transition, Tensor]:
-        """len(columns) blocks of n rows, concatenated."""
+    def transition_of(columns: slice) -> tuple[Transition, Tensor]:
+        """A block of n rows for each column, concatenated."""
         block = x[:, columns].transpose(0, 1).flatten(0, 1)
         block_sigma = sigma[:, columns].T.flatten()
         if means is None:
@@ -58,7 +60,7 @@ def replay(
                 velocity,
                 block,
                 block_sigma,
-                columns=len(columns),
+                columns=columns.stop - columns.start,
                 conditions=conditions,
                 guidance=guidance,
                 only_positive=only_positive,
@@ -76,12 +78,12 @@ def replay(
             step = dataclasses.replace(step, mean=means[:, columns].transpose(0, 1).flatten(0, 1))
         return step, kernel.log_prob(x_next[:, columns].transpose(0, 1).flatten(0, 1), step)
 
-    all_columns = list(range(sde_steps.shape[1]))
-    parts = [transition_of(group) for group in ([all_columns] if stacked else [[c] for c in all_columns])]
+    num_columns = sde_steps.shape[1]
+    parts = [transition_of(group) for group in _groups(num_columns, stacked=stacked)]
 
     def in_rows(blocks: list[Tensor]) -> Tensor:
         joined = torch.cat(blocks)
-        return joined.view(len(all_columns), -1, *joined.shape[1:]).transpose(0, 1)
+        return joined.view(num_columns, -1, *joined.shape[1:]).transpose(0, 1)
 
     log_probs = in_rows([log_prob for _, log_prob in parts])
     return Replayed(
@@ -113,16 +115,15 @@ def step_values(
     Raises ValueError as `replay` does.
     """
     stored = _StoredSteps.of(latents=latents, positions=positions, sigmas=sigmas, steps=steps)
-    columns = list(range(steps.shape[1]))
     parts = [
         critic(
             stored.x[:, group].transpose(0, 1).flatten(0, 1),
             stored.sigma[:, group].T.flatten(),
-            _tiled(conditions, len(group)),
+            _tiled(conditions, group.stop - group.start),
         ).float()
-        for group in ([columns] if stacked else [[column] for column in columns])
+        for group in _groups(steps.shape[1], stacked=stacked)
     ]
-    values = torch.cat(parts).view(len(columns), -1).T
+    values = torch.cat(parts).view(steps.shape[1], -1).T
     return torch.where(stored.valid, values, torch.zeros_like(values))
 
 
@@ -145,20 +146,20 @@ def velocity_at(
     Calls the velocity (1 if stacked else k) * guidance.num_forwards times.
     """
 
-    def block(columns: list[int]) -> Tensor:
+    def block(columns: slice) -> Tensor:
         return _block_velocity(
             velocity,
             x[:, columns].transpose(0, 1).flatten(0, 1),
             sigma[:, columns].T.flatten().to(x.device),
-            columns=len(columns),
+            columns=columns.stop - columns.start,
             conditions=conditions,
             guidance=guidance,
             only_positive=only_positive,
         )
 
-    every = list(range(x.shape[1]))
-    joined = torch.cat([block(group) for group in ([every] if stacked else [[column] for column in every])])
-    return joined.view(len(every), -1, *joined.shape[1:]).transpose(0, 1)
+    num_columns = x.shape[1]
+    joined = torch.cat([block(group) for group in _groups(num_columns, stacked=stacked)])
+    return joined.view(num_columns, -1, *joined.shape[1:]).transpose(0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,22 +180,25 @@ class _StoredSteps:
 
     @classmethod
     def of(cls, *, latents: Tensor, positions: Tensor, sigmas: Tensor, steps: Tensor) -> _StoredSteps:
-        check_sigmas(sigmas)
-        check_sde_steps(steps.cpu().numpy(), num_rows=latents.shape[0], num_steps=sigmas.shape[0] - 1)
         if not steps.shape[1]:
             raise ValueError("replay: there are no steps to replay. Pass sde_steps with at least one column.")
-        steps = steps.cpu()
-        valid = steps >= 0
-        slots, next_slots = _slots(positions.cpu(), steps, valid)
-        rows = torch.arange(latents.shape[0])[:, None]
-        sigmas = sigmas.to(device=latents.device, dtype=torch.float32)
-        at = steps.clamp_min(0).to(latents.device)
+        if steps.device.type == "cpu":
+            # Elsewhere the host would wait at every replay; see `check_stored_steps`.
+            _check_steps(latents=latents, positions=positions, sigmas=sigmas, steps=steps)
+        device = latents.device
+        sigmas = sigmas.to(device=device, dtype=torch.float32)
+        positions, steps = positions.to(device), steps.to(device)
+        valid, at = steps >= 0, steps.clamp_min(0)
+        slots, next_slots = (
+            torch.where(valid, is_there.int().argmax(dim=2), 0) for is_there in _ends(positions, steps)
+        )
+        rows = torch.arange(latents.shape[0], device=device)[:, None]
         return cls(
             x=latents[rows, slots].detach().float(),
             x_next=latents[rows, next_slots].detach().float(),
             sigma=sigmas[at],
             sigma_next=sigmas[at + 1],
-            valid=valid.to(latents.device),
+            valid=valid,
         )
 
 
@@ -221,13 +225,29 @@ def _block_velocity(
     )
 
 
-def _slots(positions: Tensor, steps: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns of `latents` [n, S] that hold each step's start and its end; 0 where not valid."""
+def check_stored_steps(track: Track) -> None:
+    """Raise what a replay of a track on the CPU would raise, once, before its rows are replayed on another device.
+
+    Positions, steps and sigmas are read where they are, which should be on the CPU. Passes for a track without scored
+    steps. Raises ValueError for steps that are out of order or not stored, and for steps without a density.
+    """
+    segment = track.segment
+    if not isinstance(segment, LatentSegment) or not segment.scored_steps.shape[1]:
+        return
+    steps, sigmas = segment.scored_steps.cpu(), segment.sigmas.cpu()
+    _check_steps(latents=segment.latents, positions=segment.positions.cpu(), sigmas=sigmas, steps=steps)
+    if bool((steps >= 0).any()):
+        kernel_of(segment.sampler).check_density(sigmas, steps[steps >= 0].unique())
+
+
+def _check_steps(*, latents: Tensor, positions: Tensor, sigmas: Tensor, steps: Tensor) -> None:
+    """Raises ValueError for a schedule that does not fall, and for steps that are out of range or not stored."""
+    check_sigmas(sigmas)
+    check_sde_steps(steps.numpy(), num_rows=latents.shape[0], num_steps=sigmas.shape[0] - 1)
     if positions.shape[1] == 0:
         raise ValueError("replay: the trajectory stores no latents.")
-    starts = positions[:, None, :] == steps[:, :, None]
-    ends = positions[:, None, :] == steps[:, :, None] + 1
-    missing = valid & ~(starts.any(dim=2) & ends.any(dim=2))
+    starts, ends = _ends(positions.cpu(), steps)
+    missing = (steps >= 0) & ~(starts.any(dim=2) & ends.any(dim=2))
     if bool(missing.any()):
         row, column = (int(index) for index in missing.nonzero()[0])
         step = int(steps[row, column])
@@ -236,8 +256,16 @@ def _slots(positions: Tensor, steps: Tensor, valid: Tensor) -> tuple[Tensor, Ten
             f"replay: row {row} has no stored latents for step {step}: expected positions {step} and {step + 1}, "
             f"stored are {stored}. Have the rollout score this step, or keep both positions."
         )
-    start_slots = torch.where(valid, starts.int().argmax(dim=2), 0)
-    return start_slots, torch.where(valid, ends.int().argmax(dim=2), 0)
+
+
+def _ends(positions: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """[n, S, K] bool: the columns of `latents` that hold each step's start, and its end."""
+    return positions[:, None, :] == steps[:, :, None], positions[:, None, :] == steps[:, :, None] + 1
+
+
+def _groups(columns: int, *, stacked: bool) -> list[slice]:
+    """Columns that go through the model together. A slice takes no index tensor to the device."""
+    return [slice(0, columns)] if stacked else [slice(column, column + 1) for column in range(columns)]
 
 
 def _tiled(conditions: Conditions, count: int) -> dict[str, Ragged]:

@@ -17,7 +17,7 @@ def ratio_metrics(ratio: Tensor, clipped: Tensor, log_ratio: Tensor, counted: Te
     deviation = torch.where(counted > 0, (ratio - 1).abs(), 0.0)
     return {
         "ratio_mean": mean_over(ratio, counted),
-        "ratio_max_dev": Metric(total=float(deviation.max()) if deviation.numel() else 0.0, reduce="max"),
+        "ratio_max_dev": Metric(total=deviation.max() if deviation.numel() else 0.0, reduce="max"),
         "clip_fraction": mean_over(clipped.float(), counted),
         "approx_kl": mean_over(0.5 * log_ratio.square(), counted),
     }
@@ -26,4 +26,4 @@ def ratio_metrics(ratio: Tensor, clipped: Tensor, log_ratio: Tensor, counted: Te
 def mean_over(values: Tensor, weights: Tensor) -> Metric:
     """Weighted mean that adds up over micro-batches and ranks; values at weight 0 may be NaN."""
     kept = torch.where(weights > 0, values.detach() * weights, 0.0)
-    return Metric(total=float(kept.double().sum()), weight=float(weights.double().sum()))
+    return Metric(total=kept.double().sum(), weight=weights.detach().double().sum())

@@ -36,12 +36,10 @@ class ImportanceWeights:
         """Mean and largest ratio, mean excess over the cap, and fraction capped."""
         weight = float(self.ratios.numel())
         return {
-            "importance_ratio": Metric(total=float(self.ratios.sum()), weight=weight),
-            "importance_ratio_max": Metric(
-                total=float(self.ratios.max()) if weight else 0.0, weight=weight, reduce="max"
-            ),
-            "importance_cut": Metric(total=float((self.ratios - self.cap).clamp_min(0).sum()), weight=weight),
-            "importance_capped": Metric(total=float(self.capped.sum()), weight=weight),
+            "importance_ratio": Metric(total=self.ratios.sum(), weight=weight),
+            "importance_ratio_max": Metric(total=self.ratios.max() if weight else 0.0, weight=weight, reduce="max"),
+            "importance_cut": Metric(total=(self.ratios - self.cap).clamp_min(0).sum(), weight=weight),
+            "importance_capped": Metric(total=self.capped.sum(), weight=weight),
         }
 
 

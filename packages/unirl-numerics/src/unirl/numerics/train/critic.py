@@ -61,7 +61,8 @@ def estimated(
     """
     flat: list[Track] = []
     for micro in (micro for micros in batches for micro in micros):
-        flat.append(with_values(micro.to(updater.device), critic).to(micro.sample_weights.device))
+        home = micro.sample_weights.device
+        flat.append(micro.computed_on(updater.device, lambda moved: with_values(moved, critic), home=home))
     if not flat:  # no rank has a row that counts
         return [list(micros) for micros in batches]
     _check_values(flat, updater)

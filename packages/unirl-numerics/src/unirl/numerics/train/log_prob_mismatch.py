@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from unirl.core.errors import RunFailed
@@ -32,9 +32,9 @@ class MismatchMeter:
         self._version = version
         self.was_called = False
         """Whether the live weights were replayed."""
-        self._largest = 0.0
-        self._total = 0.0
-        self._count = 0
+        self._largest, self._total, self._count = 0.0, 0.0, 0.0
+        self._unread: list[torch.Tensor] = []
+        """[3] fp64 of each replay: the largest mismatch, the sum, and the number of them."""
 
     def observe(self, track: Track, replayed: Replayed | ReplayedTokens) -> None:
         """Measure one replay of the track by the live weights."""
@@ -43,26 +43,36 @@ class MismatchMeter:
         if engine is None:
             return
         rows = track.sample_weights > 0
-        if self._version is not None:
+        if self._version is not None and any(made != self._version for made in track.policy_version):
             rows = rows & rows.new_tensor([made == self._version for made in track.policy_version])
         counts = replayed.valid & rows[:, None]
-        gap = (engine - replayed.log_probs.detach()).abs().double()[counts]
+        if not counts.numel():
+            return
+        gap = (engine - replayed.log_probs.detach()).abs().double()
         # A NaN mismatch counts as infinite, which every bound rejects.
-        gap = torch.nan_to_num(gap, nan=math.inf, posinf=math.inf)
-        if gap.numel():
-            self._largest = max(self._largest, float(gap.max()))
-            self._total += float(gap.sum())
-            self._count += gap.numel()
+        gap = torch.where(counts, torch.nan_to_num(gap, nan=math.inf, posinf=math.inf), 0.0)
+        self._unread.append(torch.stack([gap.max(), gap.sum(), counts.sum().double()]))
 
     def metrics(self) -> dict[str, Metric]:
         """Mismatch over everything replayed so far. A weight of 0 means that there was nothing to measure."""
+        self._read()
         return {
-            "logp_mismatch_max": Metric(total=self._largest, weight=float(self._count), reduce="max"),
-            "logp_mismatch_mean": Metric(total=self._total, weight=float(self._count)),
+            "logp_mismatch_max": Metric(total=self._largest, weight=self._count, reduce="max"),
+            "logp_mismatch_mean": Metric(total=self._total, weight=self._count),
         }
+
+    def _read(self) -> None:
+        """Add what was measured since the last time, in one transfer."""
+        if self._unread:
+            for largest, total, count in cast("list[list[float]]", torch.stack(self._unread).tolist()):
+                self._largest = max(self._largest, largest)
+                self._total += total
+                self._count += count
+            self._unread = []
 
     def check(self, train: TrainConfig, ranks: Reducer) -> None:
         """Raise RunFailed on every rank when the largest or the mean mismatch over all ranks is beyond its bound."""
+        self._read()
         if train.logp_mismatch_max is not None:
             largest = float(ranks.all_reduce_max(torch.tensor([self._largest], dtype=torch.float64))[0])
             if largest > train.logp_mismatch_max:

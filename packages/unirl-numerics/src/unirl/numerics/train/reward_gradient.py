@@ -131,7 +131,7 @@ class RewardGradient(Algorithm):
             # Rows of weight 0 repeat a sample, or are padding.
             gap = (result.latents[0].detach() - track.latent.final).abs().flatten(1).amax(dim=1)
             largest = torch.where(weights[:, 0] > 0, gap, 0.0).max()
-            metrics["latent_mismatch_max"] = Metric(total=float(largest), reduce="max")
+            metrics["latent_mismatch_max"] = Metric(total=largest, reduce="max")
         values = reward_loss(rewards, kind=config.reward_loss, target=config.reward_target)
         term = LossTerm(name="reward", values=values, weights=weights, scale=config.loss_scale)
         return Losses(terms=[term], metrics=metrics)

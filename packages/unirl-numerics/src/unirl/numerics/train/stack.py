@@ -18,6 +18,7 @@ from unirl.core.errors import BatchError
 from unirl.core.roles import Metric, TrainReport
 from unirl.core.types.track import Track
 
+from ..diffusion.replay import check_stored_steps
 from ..loss.reduction import reduce_terms, weight_totals
 from ..loss.tally import Tally
 from .critic import critic_pair, estimated
@@ -68,6 +69,8 @@ def train_on(
     that trains one or the other way round; RunFailed, before any step is taken, when the log-prob mismatch is beyond
     either bound or a value of the critic is not finite.
     """
+    for job in jobs:
+        check_stored_steps(job.track)
     works = [
         _Work(
             job=job,
@@ -242,10 +245,9 @@ def _report(
 
 
 def _anchored(micro: Track, algorithm: Algorithm, forward: Forward, updater: Updater) -> Track:
-    """The micro-batch with its old log-probs, moved back to the device that it came from."""
-    home = micro.sample_weights.device
+    """The micro-batch with its old log-probs, which are where its segment is."""
     with torch.no_grad():
-        return algorithm.with_old_log_probs(micro.to(updater.device), forward).to(home)
+        return micro.computed_on(updater.device, lambda moved: algorithm.with_old_log_probs(moved, forward))
 
 
 def _whole(micro: Track) -> Sequence[Track]:
@@ -253,18 +255,18 @@ def _whole(micro: Track) -> Sequence[Track]:
 
 
 def _sum(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Weight of each term over the micro-batches of this rank, fp64 on the CPU."""
+    """Weight of each term over the micro-batches of this rank, fp64."""
     totals: dict[str, Tensor] = {}
     for part in parts:
         for name, weight in part.items():
-            totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + weight.cpu()
+            totals[name] = totals[name] + weight if name in totals else weight
     return totals
 
 
 def _all_reduced(totals: Mapping[str, Tensor], updater: Updater) -> dict[str, Tensor]:
     """Weight of each term over all ranks. Either all of them have micro-batches or none has."""
     if updater.num_ranks == 1 or not totals:
-        return dict(totals)
+        return {name: total.cpu() for name, total in totals.items()}
     names = sorted(totals)
     summed = updater.all_reduce_sum(torch.tensor([float(totals[name]) for name in names], dtype=torch.float64))
     return dict(zip(names, summed, strict=True))
@@ -288,7 +290,7 @@ def _accumulate(shares: Sequence[_Share], *, into: Updater | CriticUpdater, upda
             result = share.losses(piece)
             loss = reduce_terms(result.terms, totals=of_share)
             weighed.append(weight_totals(result.terms))
-            share.tally.add({**result.metrics, share.loss: Metric(total=float(loss.detach()), reduce="sum")})
+            share.tally.add({**result.metrics, share.loss: Metric(total=loss.detach(), reduce="sum")})
             left -= 1
             into.backward(loss * (factor * share.scale), last=left == 0)
         _check_weights(expected, _sum(weighed))
