@@ -13,12 +13,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 from held_memory import held_in_a_step, kept_for_backward
+from safetensors.torch import load_file
 from small_runs import catalog
 from unirl.core.cli import cli
 from unirl.core.errors import RecipeError
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
 from unirl.models.wan.tiny import write_wan21
+from unirl.rewards.clip_family.tiny import write_clip
 from unirl.tools.plan import hollow
 from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
 from unirl.train_host.sharding import recompute
@@ -176,6 +178,44 @@ def test_rollout_workers_have_whole_weights_and_room_for_an_update(one: MemoryPl
     # Trained parameters are sent in fp32, like the frozen buffers beside them.
     assert result.sync_bytes == rollout.items["weight sync"] == rollout.items["weights"] == one.size.weight_bytes
     assert rollout.items["trajectories"] * 2 == one.processes[0].items["trajectories"]
+
+
+def test_rewards_are_counted_on_the_devices_that_they_use(one: MemoryPlan, tmp_path: Path) -> None:
+    """All elements of the checkpoint in the dtype of the reward; the quickstart's own reward has none."""
+    folder, head = tmp_path / "clip", tmp_path / "head.pth"
+    write_clip(folder, seed=0)
+    elements = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+    torch.save({"layers.0.weight": torch.ones(7, 11)}, head)
+    words = ("quickstart", "+reward@reward.pick=aesthetic", f"reward.pick.path={folder}", f"reward.pick.head={head}")
+    held = 4 * (elements + 7 * 11)
+    (alone,) = planned(*words, of=one).processes
+    assert alone.items == one.processes[0].items | {"reward.pick": held}
+    # By default a reward worker beside each train rank, on its device.
+    train, reward = planned(*words, *RAY, of=one).processes
+    assert (reward.role, reward.count, reward.shares_device, reward.items) == ("reward", 4, True, {"reward.pick": held})
+    assert train.items["reward.pick"] == held
+    (_, pair, _) = planned(*words, *RAY, "launcher.placement=colocate", of=one).processes
+    assert (pair.role, pair.items["reward.pick"]) == ("rollout", held)
+    half = 2 * elements + 4 * 7 * 11
+    own = (*RAY, "launcher.reward_gpus=0.5", "launcher.reward_workers=3", "reward.pick.dtype=bfloat16")
+    train, reward = planned(*words, *own, of=one).processes
+    assert (reward.count, reward.shares_device, reward.items) == (3, False, {"reward.pick": half})
+    assert "reward.pick" not in train.items
+    (train,) = planned(*words, *RAY, "launcher.reward_gpus=0", of=one).processes
+    assert "reward.pick" not in train.items, "on the CPU"
+    result = planned("quickstart", "+reward@reward.pick=pickscore", "reward.pick.path=nobody/nothing", of=one)
+    assert result.processes == one.processes
+    assert "weights of reward.pick, which are not on this machine" in result.notes
+
+
+def test_what_does_not_fit_beside_a_train_rank_is_named_by_its_key(one: MemoryPlan, tmp_path: Path) -> None:
+    write_clip(tmp_path, seed=0)
+    words = ("quickstart", "+reward@reward.pick=clipscore", f"reward.pick.path={tmp_path}", *RAY)
+    result = planned(*words, of=one)
+    problems = result.overfull(result.processes[1].total - 1)
+    assert [problem.partition(":")[0] for problem in problems] == ["train", "reward"]
+    assert problems[0].endswith("launcher.reward_gpus for rewards on GPUs of their own or backend.trains=lora.")
+    assert "Largest: reward.pick" in problems[1]
 
 
 def test_idle_encoders_and_decoder_take_the_place_of_activations(one: MemoryPlan) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..limits import LARGEST_INT, Reason, limit, one_of
 
 if TYPE_CHECKING:
-    from .memory import Processes, TrainingMemory
+    from .memory import Processes, RewardProcesses, TrainingMemory
     from .plan import Plan, Stage
 
 __all__ = [
@@ -127,6 +127,15 @@ class RewardConfig(PartConfig):
         """Names of the components that the reward reports with these settings, besides those of the spec."""
         return ()
 
+    def device_weights(self) -> Mapping[str, str]:
+        """Checkpoints that the reward loads onto its device with these settings: relative key of the file, folder or
+        hub id, such as `.path`, -> dtype that the weights have there.
+
+        Launchers give a GPU to rewards that have some, and `unirl plan` counts their bytes. Empty for a reward that
+        computes on the CPU.
+        """
+        return {}
+
 
 @dataclass
 class BackendConfig(PartConfig):
@@ -166,6 +175,10 @@ class LauncherConfig(PartConfig):
         from .memory import Processes
 
         return Processes()
+
+    def reward_processes(self, plan: Plan) -> Sequence[RewardProcesses]:
+        """Processes that score, with these settings; empty where the process that trains does."""
+        return ()
 
 
 CONFIG_BASES: Mapping[str, type[PartConfig]] = {

@@ -90,7 +90,7 @@ def plan_data(prediction: MemoryPlan, *, speed: float) -> dict[str, Any]:
     flops = prediction.flops
     devices = {"generate": 0, "train": 0}
     for process in prediction.processes:
-        if not process.shares_device:
+        if not process.shares_device and process.role != "reward":
             devices["generate" if process.role == "rollout" else "train"] += process.count
     by_phase = {
         "generate": flops.generate / (devices["generate"] or devices["train"]),

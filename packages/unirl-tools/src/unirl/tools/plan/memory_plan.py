@@ -24,6 +24,7 @@ from unirl.loop.parts import errors_under
 
 from .hollow import hollow
 from .model_size import ModelSize, model_size
+from .reward_size import RewardMemory
 
 if TYPE_CHECKING:
     from unirl.core.plugins.catalog import Catalog
@@ -43,7 +44,7 @@ class Process:
     """One kind of process, and what each of them holds at its fullest."""
 
     role: str
-    """`train`, `rollout` or `reference`."""
+    """`train`, `rollout`, `reference` or `reward`."""
     count: int
     items: Mapping[str, int]
     """Name of an item -> bytes; each tensor is counted in one item."""
@@ -93,8 +94,7 @@ class MemoryPlan:
             f"{process.role}: needs {process.total / 2**30:.1f} GiB of each device, expected at most "
             f"{device_bytes / 2**30:.1f} GiB. Largest: "
             + ", ".join(f"{name} {size / 2**30:.1f} GiB" for name, size in _largest(process)[:3])
-            + ". Use more ranks, a smaller train.micro_batch_size, backend.activation_checkpointing=true or "
-            "backend.trains=lora."
+            + f". {_hint(process)}"
             for process in self.processes
             if process.total > device_bytes
         ]
@@ -168,9 +168,13 @@ def _longest_prompt(plan: Plan, stage: Stage) -> tuple[Inputs, list[str]]:
 
 def processes_of(plan: Plan) -> Processes:
     """Number of processes that a plan's launcher starts; one without a launcher."""
+    return _launcher_config(plan).processes
+
+
+def _launcher_config(plan: Plan) -> LauncherConfig:
     config = plan.launcher.config if plan.launcher is not None else LauncherConfig()
     assert isinstance(config, LauncherConfig), "the catalog checks the base class of configs"
-    return config.processes
+    return config
 
 
 def shown_bytes(size: int) -> str:
@@ -187,6 +191,7 @@ class _Counted:
     def __init__(self, plan: Plan, stage: Stage, memory: TrainingMemory, size: ModelSize) -> None:
         self._plan, self._stage, self._memory, self._size = plan, stage, memory, size
         self._processes = processes_of(plan)
+        self._rewards = RewardMemory(plan, stage, _launcher_config(plan).reward_processes(plan))
         self._ranks = self._processes.train
         self._shards = memory.shard_ranks or self._ranks
         self._samples = plan.data.prompts_per_step * plan.rows_per_prompt(stage)
@@ -207,7 +212,7 @@ class _Counted:
         notes = [
             *unread,
             "caches of the allocator, temporaries of operators, and what libraries and CUDA take",
-            "activations of sampling, text encoders and VAE, which keep nothing for a backward pass",
+            "activations of sampling, text encoders, VAE and rewards, which keep nothing for a backward pass",
         ]
         if self._offloads:
             idle = self._size.encode_bytes + self._size.decode_bytes
@@ -221,8 +226,10 @@ class _Counted:
             processes.append(Process(role="reference", count=count, items=items))
         if self._stage.needs.trajectory == "none" and isinstance(self._stage.sampling, LatentSamplingConfig):
             notes.append("more than one point per sample, which losses without a trajectory may evaluate")
-        if plan_rewards := ", ".join(self._plan.rewards):
-            notes.append(f"models of rewards ({plan_rewards})")
+        for pool, items in self._rewards.workers():
+            is_beside = pool.device == "shared"
+            processes.append(Process(role="reward", count=pool.count, items=items, shares_device=is_beside))
+        notes += self._rewards.notes()
         return MemoryPlan(
             size=self._size,
             processes=tuple(processes),
@@ -257,7 +264,7 @@ class _Counted:
             # Gathered shards, the whole tensor and the bytes that are hashed, and a bucket on its way.
             bucket = min(self._processes.bucket_bytes, self._update_bytes())
             items["weight sync"] = 4 * FP32 * size.largest_elements + bucket
-        items |= self._samples_of(self._ranks / memory.row_ranks)
+        items |= self._samples_of(self._ranks / memory.row_ranks) | self._rewards.on_train_device()
         return Process(role="train", count=self._ranks, items=_whole(items))
 
     def _rollout(self) -> Process:
@@ -270,6 +277,7 @@ class _Counted:
             "weight sync": self._update_bytes(),
             **self._parts(),
             **self._samples_of(count),
+            **(self._rewards.beside() if self._processes.is_colocated else {}),
         }
         return Process(role="rollout", count=count, items=_whole(items), shares_device=self._processes.is_colocated)
 
@@ -356,6 +364,15 @@ class _Counted:
             reference=scored if stage.needs.reference == "policy" else 0,
             train=scored * passes,
         )
+
+
+def _hint(process: Process) -> str:
+    if process.role == "reward":
+        return "Use the reward's `dtype`, fewer rewards in a process (launcher.dedicated_rewards), or more GPUs for it."
+    ways = ["Use more ranks", "a smaller train.micro_batch_size", "backend.activation_checkpointing=true"]
+    if any(name.startswith("reward.") for name in process.items):
+        ways.append("launcher.reward_gpus for rewards on GPUs of their own")
+    return f"{', '.join(ways)} or backend.trains=lora."
 
 
 def _whole(items: Mapping[str, float]) -> dict[str, int]:

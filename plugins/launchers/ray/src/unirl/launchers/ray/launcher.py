@@ -45,7 +45,7 @@ class RayLauncher:
                 _check_reference(plan)
             on_cuda = _on_cuda(plan, sum(node.gpus for node in nodes))
             stages = [stage.name for stage in plan.stages]
-            workers = places(config, on_cuda=on_cuda, stages=stages, rewards=list(plan.rewards))
+            workers = places(config, on_cuda=on_cuda, stages=stages, rewards=config.reward_processes(plan))
             reason = misfit(workers, nodes)
             if reason:
                 raise PlanRejected(f"launcher: the workers do not fit: {reason}")

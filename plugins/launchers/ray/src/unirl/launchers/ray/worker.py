@@ -76,10 +76,12 @@ class Worker:
         tell: Tell,
         machine: str,
         address: Any = None,
+        has_gpu: bool,
     ) -> None:
         """run, ask, address: see `unirl.core.roles.TransportPlace`.
 
-        machine: name of this machine in messages.
+        machine: name of this machine in messages.  has_gpu: whether the launcher gave it a GPU; without one it
+        computes on the CPU.
         """
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         check_versions(plan, machine)
@@ -96,7 +98,7 @@ class Worker:
         self._said: dict[str, list[Any]] = {}
         """Track -> handles of its latest reference-policy outputs."""
         expected = plan.run.device
-        is_cuda = torch.cuda.is_available() and expected != "cpu"
+        is_cuda = has_gpu and expected != "cpu" and torch.cuda.is_available()
         self._device = torch.device("cuda" if is_cuda else "cpu")
         self._numerics = ExitStack()
         if plan.run.batch_invariant:

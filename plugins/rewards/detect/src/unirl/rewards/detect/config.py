@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,6 +49,9 @@ class GenevalConfig(RewardConfig):
         for name, kind in (("detector", "a zero-shot object detector"), ("clip_path", "a CLIP checkpoint")):
             if not getattr(self, name):
                 yield Reason(key=f".{name}", text=f"got an empty path, expected the folder of {kind}.")
+
+    def device_weights(self) -> Mapping[str, str]:
+        return {".detector": "float32", ".clip_path": "float32"}
 
 
 @dataclass
