@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel, SiglipImageProcessorPil, SiglipModel
 from unirl.core.roles import ScoreInput
+from unirl.numerics.pixels import levels
 
 Build = Callable[..., Any]
 Samples = Callable[..., ScoreInput]
@@ -217,3 +218,14 @@ def test_a_prompt_past_the_encoders_length_is_reported_once_and_counted(
     # Both are cut to the same tokens.
     again = reward.score(samples(images[:1].expand(2, -1, -1, -1), ["ab " * 40, "ab " * 41])).values
     torch.testing.assert_close(again[0], again[1], **CLOSE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_levels_of_8_bits_score_as_the_numbers_that_they_are(
+    build: Build, samples: Samples, noise: Noise, name: str
+) -> None:
+    """They are widened on the device of the encoder; the difference to unrounded pixels is that of the rounding alone."""
+    images, reward = noise(3, 40, 56), build(name)
+    rounded = levels(images)
+    assert torch.equal(reward.score(samples(images)).values, reward.score(samples(rounded)).values)
+    assert torch.equal(reward.score(samples(tuple(images))).values, reward.score(samples(tuple(rounded))).values)

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from unirl.core.roles import ScoreInput
 from unirl.core.specs.config import RewardConfig
 from unirl.core.specs.spec import RewardSpec
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
 from unirl.rewards.detect import lettering, ocr, tiny
+from unirl.rewards.detect.image_input import pictures_of
 from unirl.rewards.detect.plugin import unirl_rewards
 from unirl.rewards.detect.text_target import normalised
 
@@ -48,3 +52,22 @@ def test_lettering_is_read_as_it_was_written() -> None:
     texts = [reader.read(Image.fromarray((page.permute(1, 2, 0) * 255).byte().numpy())) for page in pages]
     assert [normalised(text) for text in texts] == ["open", "cafe24", "opennow", "cafe42", "closed"] * 2
     assert not torch.equal(pages[0], pages[5])
+
+
+def test_pictures_of_decoded_pixels_are_those_of_their_levels() -> None:
+    decoded = torch.rand(2, 3, 9, 7, generator=torch.Generator().manual_seed(0))
+    names = ("a", "b")
+    pictures = [
+        pictures_of(
+            ScoreInput(
+                sample_ids=names,
+                group_ids=names,
+                inputs=Inputs.of_texts(names),
+                metadata=({},) * 2,
+                media=Media(kind="image", values=values),
+            ),
+            reward="ocr",
+        )
+        for values in (decoded, tuple(decoded), (decoded * 255).round().byte())
+    ]
+    assert len({tuple(picture.tobytes() for picture in each) for each in pictures}) == 1

@@ -306,7 +306,7 @@ class _Counted:
             # The negative prompt is the same for all.
             items["conditions"] = (prompts + sampling.is_guided) * size.condition_bytes
             pixels = 3 * sampling.frames * sampling.height * sampling.width
-            items["media"] = rows * pixels * FP32 if sampling.decode else 0
+            items["media"] = rows * pixels if sampling.decode else 0
         return items
 
     def _rows(self) -> int:
