@@ -13,9 +13,10 @@ from unirl.core.specs.config import RewardConfig
 from unirl.core.specs.spec import RewardSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
-from unirl.rewards.detect import lettering, ocr, tiny
+from unirl.rewards.detect import lettering, tiny
 from unirl.rewards.detect.image_input import pictures_of
 from unirl.rewards.detect.plugin import unirl_rewards
+from unirl.rewards.detect.text_reader import ReaderSettings, TextReader
 from unirl.rewards.detect.text_target import normalised
 
 
@@ -47,7 +48,7 @@ def test_the_same_seed_writes_the_same_checkpoints(tmp_path: Path) -> None:
 
 def test_lettering_is_read_as_it_was_written() -> None:
     """Conformance tries `ocr` on it, so it must be legible."""
-    reader = ocr.TextReader(min_confidence=0.5, min_side_px=64, threads=1)
+    reader = TextReader(ReaderSettings(min_confidence=0.5, min_side_px=64, threads=1))
     pages = [lettering.draw(height=64, width=192, seed=seed) for seed in range(10)]
     texts = [reader.read(Image.fromarray((page.permute(1, 2, 0) * 255).byte().numpy())) for page in pages]
     assert [normalised(text) for text in texts] == ["open", "cafe24", "opennow", "cafe42", "closed"] * 2
