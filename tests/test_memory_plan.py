@@ -256,6 +256,39 @@ def test_operations_follow_samples_steps_and_branches(one: MemoryPlan) -> None:
     assert (guided.flops.generate, guided.flops.reference) == (20 * row, 10 * row)
 
 
+def test_a_run_is_told_the_operations_of_each_device(one: MemoryPlan) -> None:
+    """Those of the plan, over the devices that compute them; none where nothing is planned. Nothing random is drawn."""
+    before = torch.get_rng_state()
+    for words, ranks, rollout in (((), 1, 1), (RAY, 4, 4), ((*RAY, *SEPARATE), 4, 2)):
+        result = catalog().step_flops(compose("quickstart", words, catalog=catalog()))
+        rest = one.flops.total - one.flops.generate
+        assert result == pytest.approx({"generate": one.flops.generate / rollout, "train": rest / ranks})
+    assert torch.equal(torch.get_rng_state(), before)
+    assert catalog().step_flops(compose("quickstart-flow-ppo", catalog=catalog())) == {}
+
+
+@pytest.mark.slow
+def test_a_step_logs_the_rates_of_its_phases_and_the_report_shows_them(one: MemoryPlan, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ("run.max_steps=1", "run.peak_tflops=0.5", "data.eval=''", f"run.dir={folder}")
+    train(compose("quickstart", words, catalog=catalog()), catalog=catalog())
+    (event,) = [
+        event
+        for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        if (event := json.loads(line))["kind"] == "step"
+    ]
+    metrics, seconds = event["metrics"], event["phases"]
+    trained = (one.flops.total - one.flops.generate) / 1e12
+    assert metrics["perf/train_tflops"] == pytest.approx(trained / seconds["train"])
+    assert metrics["perf/train_mfu"] == pytest.approx(trained / seconds["train"] / 0.5)
+    # The seconds of a rollout include what is between its phases.
+    assert metrics["perf/generate_tflops"] == pytest.approx(one.flops.generate / 1e12 / seconds["generate"], rel=0.2)
+    # 192 images of 3 x 32 x 32 at 8 bits.
+    assert metrics["perf/media_bytes"] == 192 * 3 * 32 * 32
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Rates and traffic, mean of the steps" in page and "perf/train_mfu" in page
+
+
 def test_a_checkpoint_has_weights_averages_and_moments_and_no_reference(one: MemoryPlan) -> None:
     """Of W parameters in fp32: weights, two moments and each average; besides elements, 1850 bytes for each tensor."""
     size = one.size

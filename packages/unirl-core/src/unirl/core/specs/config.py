@@ -211,6 +211,9 @@ class RunConfig:
     """Steps between logging training samples (images or completions) to the trackers; 0 logs none."""
     on_collapse: str = one_of("report", "fail", default="report")
     """When a trained reward has fallen to the worst score of the first steps: `report` a finding, or `fail`."""
+    peak_tflops: float | None = limit(None, above=0)
+    """Dense bf16 peak of a device in TFLOP/s, for model FLOPs utilisation (`perf/train_mfu`). None takes the published
+    peak of a device that is known by name; of others only TFLOP/s are logged."""
     threads: int = limit(0, least=0, most=1024)
     """CPU threads for torch; 0 keeps torch's default."""
     batch_invariant: bool = False

@@ -88,6 +88,18 @@ class MemoryPlan:
     notes: tuple[str, ...]
     """Notes on memory that is not counted."""
 
+    @property
+    def device_flops(self) -> dict[str, float]:
+        """Operations of each device in a step, by phase."""
+        devices = {"generate": 0, "train": 0}
+        for process in self.processes:
+            if not process.shares_device and process.role != "reward":
+                devices["generate" if process.role == "rollout" else "train"] += process.count
+        return {
+            phase: flops / (devices["generate" if phase == "generate" else "train"] or devices["train"])
+            for phase, flops in vars(self.flops).items()
+        }
+
     def overfull(self, device_bytes: int) -> list[str]:
         """A sentence for each kind of process that needs more than a device has."""
         return [

@@ -99,6 +99,7 @@ class RayLauncher:
             reward_weights=reward_weights(plan),
             sync=weights.sync if weights else None,
             report=lambda: _report(cluster),
+            device_name=session.train[0].facts.device_name,
         )
 
     def _session(self, plan: Plan, cluster: Cluster, by_role: dict[str, list[Actor]]) -> Session:

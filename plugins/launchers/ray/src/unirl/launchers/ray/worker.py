@@ -61,6 +61,8 @@ class WorkerFacts:
     device: str
     gpu: str = ""
     """Machine-wide id of its GPU; empty on the CPU."""
+    device_name: str = ""
+    """Product name of its GPU; empty on the CPU."""
 
 
 class Worker:
@@ -110,8 +112,11 @@ class Worker:
         self.transport = make_transport(plan, place=place)
 
     def facts(self) -> WorkerFacts:
-        gpu = str(torch.cuda.get_device_properties(self._device).uuid) if self._device.type == "cuda" else ""
-        return WorkerFacts(host=socket.gethostname(), pid=os.getpid(), device=str(self._device), gpu=gpu)
+        facts = WorkerFacts(host=socket.gethostname(), pid=os.getpid(), device=str(self._device))
+        if self._device.type != "cuda":
+            return facts
+        properties: Any = torch.cuda.get_device_properties(self._device)
+        return dataclasses.replace(facts, gpu=str(properties.uuid), device_name=str(properties.name))
 
     # The process group of the train ranks.
 
