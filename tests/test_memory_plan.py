@@ -283,8 +283,8 @@ def test_a_step_logs_the_rates_of_its_phases_and_the_report_shows_them(one: Memo
     assert metrics["perf/train_mfu"] == pytest.approx(trained / seconds["train"] / 0.5)
     # The seconds of a rollout include what is between its phases.
     assert metrics["perf/generate_tflops"] == pytest.approx(one.flops.generate / 1e12 / seconds["generate"], rel=0.2)
-    # 192 images of 3 x 32 x 32 at 8 bits.
-    assert metrics["perf/media_bytes"] == 192 * 3 * 32 * 32
+    # 192 images of 3 x 64 x 64 at 8 bits.
+    assert metrics["perf/media_bytes"] == 192 * 3 * 64 * 64
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "Rates and traffic, mean of the steps" in page and "perf/train_mfu" in page
 
