@@ -13,12 +13,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 from held_memory import held_in_a_step, kept_for_backward
+from safetensors.torch import load_file
 from small_runs import catalog
 from unirl.core.cli import cli
 from unirl.core.errors import RecipeError
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
 from unirl.models.wan.tiny import write_wan21
+from unirl.rewards.clip_family.tiny import write_clip
 from unirl.tools.plan import hollow
 from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
 from unirl.train_host.sharding import recompute
@@ -192,6 +194,44 @@ def test_rollout_workers_have_whole_weights_and_room_for_an_update(one: MemoryPl
     assert rollout.items["trajectories"] * 2 == one.processes[0].items["trajectories"]
 
 
+def test_rewards_are_counted_on_the_devices_that_they_use(one: MemoryPlan, tmp_path: Path) -> None:
+    """All elements of the checkpoint in the dtype of the reward; the quickstart's own reward has none."""
+    folder, head = tmp_path / "clip", tmp_path / "head.pth"
+    write_clip(folder, seed=0)
+    elements = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+    torch.save({"layers.0.weight": torch.ones(7, 11)}, head)
+    words = ("quickstart", "+reward@reward.pick=aesthetic", f"reward.pick.path={folder}", f"reward.pick.head={head}")
+    held = 4 * (elements + 7 * 11)
+    (alone,) = planned(*words, of=one).processes
+    assert alone.items == one.processes[0].items | {"reward.pick": held}
+    # By default a reward worker beside each train rank, on its device.
+    train, reward = planned(*words, *RAY, of=one).processes
+    assert (reward.role, reward.count, reward.shares_device, reward.items) == ("reward", 4, True, {"reward.pick": held})
+    assert train.items["reward.pick"] == held
+    (_, pair, _) = planned(*words, *RAY, "launcher.placement=colocate", of=one).processes
+    assert (pair.role, pair.items["reward.pick"]) == ("rollout", held)
+    half = 2 * elements + 4 * 7 * 11
+    own = (*RAY, "launcher.reward_gpus=0.5", "launcher.reward_workers=3", "reward.pick.dtype=bfloat16")
+    train, reward = planned(*words, *own, of=one).processes
+    assert (reward.count, reward.shares_device, reward.items) == (3, False, {"reward.pick": half})
+    assert "reward.pick" not in train.items
+    (train,) = planned(*words, *RAY, "launcher.reward_gpus=0", of=one).processes
+    assert "reward.pick" not in train.items, "on the CPU"
+    result = planned("quickstart", "+reward@reward.pick=pickscore", "reward.pick.path=nobody/nothing", of=one)
+    assert result.processes == one.processes
+    assert "weights of reward.pick, which are not on this machine" in result.notes
+
+
+def test_what_does_not_fit_beside_a_train_rank_is_named_by_its_key(one: MemoryPlan, tmp_path: Path) -> None:
+    write_clip(tmp_path, seed=0)
+    words = ("quickstart", "+reward@reward.pick=clipscore", f"reward.pick.path={tmp_path}", *RAY)
+    result = planned(*words, of=one)
+    problems = result.overfull(result.processes[1].total - 1)
+    assert [problem.partition(":")[0] for problem in problems] == ["train", "reward"]
+    assert problems[0].endswith("launcher.reward_gpus for rewards on GPUs of their own or backend.trains=lora.")
+    assert "Largest: reward.pick" in problems[1]
+
+
 def test_idle_encoders_and_decoder_take_the_place_of_activations(one: MemoryPlan) -> None:
     """On the device at one time: the encoders or the decoder, and no activations of training then."""
     size, alone, parts = one.size, one.processes[0].items, "encoders or decoder"
@@ -245,6 +285,39 @@ def test_operations_follow_samples_steps_and_branches(one: MemoryPlan) -> None:
     assert (guided.flops.generate, guided.flops.reference, guided.flops.train) == (20 * row, 10 * row, 30 * row)
     detached = planned("quickstart", "sampling.guidance_scale=2", "train.detach_negative=true")
     assert detached.flops.train == (15 + 5) * row
+
+
+def test_a_run_is_told_the_operations_of_each_device(one: MemoryPlan) -> None:
+    """Those of the plan, over the devices that compute them; none where nothing is planned. Nothing random is drawn."""
+    before = torch.get_rng_state()
+    for words, ranks, rollout in (((), 1, 1), (RAY, 4, 4), ((*RAY, *SEPARATE), 4, 2)):
+        result = catalog().step_flops(compose("quickstart", words, catalog=catalog()))
+        rest = one.flops.total - one.flops.generate
+        assert result == pytest.approx({"generate": one.flops.generate / rollout, "train": rest / ranks})
+    assert torch.equal(torch.get_rng_state(), before)
+    assert catalog().step_flops(compose("quickstart-flow-ppo", catalog=catalog())) == {}
+
+
+@pytest.mark.slow
+def test_a_step_logs_the_rates_of_its_phases_and_the_report_shows_them(one: MemoryPlan, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ("run.max_steps=1", "run.peak_tflops=0.5", "data.eval=''", f"run.dir={folder}")
+    train(compose("quickstart", words, catalog=catalog()), catalog=catalog())
+    (event,) = [
+        event
+        for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        if (event := json.loads(line))["kind"] == "step"
+    ]
+    metrics, seconds = event["metrics"], event["phases"]
+    trained = (one.flops.total - one.flops.generate) / 1e12
+    assert metrics["perf/train_tflops"] == pytest.approx(trained / seconds["train"])
+    assert metrics["perf/train_mfu"] == pytest.approx(trained / seconds["train"] / 0.5)
+    # The seconds of a rollout include what is between its phases.
+    assert metrics["perf/generate_tflops"] == pytest.approx(one.flops.generate / 1e12 / seconds["generate"], rel=0.2)
+    # 192 images of 3 x 64 x 64 at 8 bits.
+    assert metrics["perf/media_bytes"] == 192 * 3 * 64 * 64
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Rates and traffic, mean of the steps" in page and "perf/train_mfu" in page
 
 
 def test_a_checkpoint_has_weights_averages_and_moments_and_no_reference(one: MemoryPlan) -> None:

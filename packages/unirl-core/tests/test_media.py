@@ -40,10 +40,11 @@ def test_rows_of_every_kind_are_taken_and_joined(kind: Any, values: Any) -> None
         ({"kind": "smell", "values": ("a",)}, "kind: got 'smell', expected one of image, video, audio, text"),
         (
             {"kind": "image", "values": torch.rand(3, 4, 4)},
-            r"got torch.float32 \[3, 4, 4\], expected a floating .*\[N, 3, H, W\]",
+            r"got torch.float32 \[3, 4, 4\], expected a floating or uint8 .*\[N, 3, H, W\]",
         ),
         ({"kind": "image", "values": torch.rand(2, 1, 4, 4)}, r"\[N, 3, H, W\]"),
-        ({"kind": "image", "values": torch.zeros(2, 3, 4, 4, dtype=torch.uint8)}, "got torch.uint8"),
+        ({"kind": "image", "values": torch.zeros(2, 3, 4, 4, dtype=torch.int64)}, "got torch.int64"),
+        ({"kind": "audio", "values": torch.zeros(2, 1, 9, dtype=torch.uint8)}, "got torch.uint8"),
         (
             {"kind": "image", "values": (torch.rand(3, 4, 4), torch.rand(1, 4, 4))},
             r"\[1, 4, 4\] in row 1, .*\[3, H, W\]",
@@ -129,3 +130,24 @@ def test_spread_frames_are_at_equal_distances_with_both_ends_and_stay_when_asked
             # No place is off by more than half a frame: |place - number (total - 1) / steps| <= 1 / 2.
             if count > 1:
                 assert all(abs(2 * place * steps - 2 * n * (total - 1)) <= steps for n, place in enumerate(places))
+
+
+def test_pixels_of_8_bits_are_read_as_numbers_and_kept_as_levels() -> None:
+    """n / 255 rounded once, as a file's pixels are; a quarter of the bytes of fp32."""
+    levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16)
+    expected = (
+        torch.tensor([n / 255 for n in range(256)], dtype=torch.float64).float().view(16, 16).expand(2, 3, 16, 16)
+    )
+    for values in (levels, tuple(levels)):
+        media = Media(kind="image", values=values)
+        assert torch.equal(media.stacked, expected)
+        assert all(torch.equal(array, one) for array, one in zip(media.arrays, expected, strict=True))
+        assert torch.equal(media.array(1), expected[1])
+        assert {array.dtype for array in media.mapped(lambda array: array.contiguous()).stored} == {torch.uint8}
+        assert 4 * sum(array.nbytes for array in media.stored) == expected.nbytes
+    videos = torch.randint(256, (2, 9, 3, 2, 2), dtype=torch.uint8)
+    chosen = Media(kind="video", values=videos, rate=8.0).with_frames(lambda count: [0, 4])
+    assert same(chosen.values, videos[:, [0, 4]])
+    # Joined as tensors, level 200 would become the pixel 200.0.
+    with pytest.raises(BatchError, match=r"Media\.concat: got torch\.float32 and torch\.uint8 pixels, expected one"):
+        Media.concat([Media(kind="image", values=levels), Media(kind="image", values=expected)])

@@ -14,8 +14,8 @@ from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.core.types.request import LatentRequest
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.core.types.track import Status, Track
-from unirl.loop.costs import latent_step_cost
+from unirl.core.types.track import Conditions, Status, Track
+from unirl.loop.costs import Speed, latent_step_cost, peak_tflops_of, track_bytes
 from unirl.loop.scoring import MediaScore, constant_reward, score
 
 
@@ -169,3 +169,47 @@ def test_a_score_of_a_loss_without_a_gradient_is_refused() -> None:
     assert score_of(make_track(), media).tolist() == [1.0] * 4
     with pytest.raises(RewardFailed, match=r"reward\.a: got scores without a gradient, expected scores that depend on"):
         score_of(make_track(), media.requires_grad_())
+
+
+def test_rates_are_operations_over_seconds_and_their_share_of_the_peak() -> None:
+    """3e15 operations in 10 s are 300 TFLOP/s, and 30 % of 1000."""
+    flops = {"generate": 3e15, "train": 8e15}
+    assert Speed(flops=flops, peak_tflops=1000.0).metrics({"generate": 10.0, "train": 20.0}) == pytest.approx(
+        {"perf/generate_tflops": 300, "perf/generate_mfu": 0.3, "perf/train_tflops": 400, "perf/train_mfu": 0.4}
+    )
+    # Without a peak no share; a step that took no update has no rate of training.
+    assert Speed(flops=flops).metrics({"generate": 10.0, "train": 0.0}) == pytest.approx({"perf/generate_tflops": 300})
+
+
+@pytest.mark.parametrize(
+    ("device", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H200", 989.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A100 80GB PCIe", 312.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        # Another product than the one whose name begins its own.
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA A10G", None),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
+        ("", None),
+    ],
+)
+def test_a_peak_is_known_for_the_product_itself_alone(device: str, peak: float | None) -> None:
+    assert peak_tflops_of(device) == peak
+
+
+def test_bytes_of_a_rollout_are_those_of_its_arrays() -> None:
+    """Of 4 images of 2 x 2: 4 x 3 x 2 x 2 bytes at 8 bits, 4 times as many in fp32; and of ragged conditions."""
+    levels = torch.zeros(4, 3, 2, 2, dtype=torch.uint8)
+    conditions = {
+        "positive": Conditions(values={"text": (torch.zeros(5, 2), torch.zeros(1, 2))}, index=torch.zeros(4).long())
+    }
+    for values, size in ((levels, 48), (tuple(levels), 48), (levels.float(), 192)):
+        track = dataclasses.replace(make_track(), media=Media(kind="image", values=values), conditions=conditions)
+        assert track_bytes([track]) == {"perf/media_bytes": size, "perf/conditions_bytes": 4 * (5 + 1) * 2}
+    assert track_bytes([dataclasses.replace(track, media=None, conditions={})]) == {}

@@ -115,8 +115,11 @@ def test_media_of_rank_five_are_videos_at_the_rate_of_the_request() -> None:
     images, videos = torch.zeros(2, 3, 8, 8), torch.zeros(2, 5, 3, 8, 8)
     one = latent_track(request, segment=segment, conditions=conditions, media=images, policy_version=(4, 4))
     two = latent_track(request, segment=segment, conditions=conditions, media=videos, policy_version=(4, 4))
-    assert one.media is not None and one.media.kind == "image" and one.media.values is images
-    assert two.media is not None and two.media.kind == "video" and two.media.values is videos
+    assert one.media is not None and one.media.kind == "image" and torch.equal(one.media.stacked, images)
+    assert two.media is not None and two.media.kind == "video" and torch.equal(two.media.stacked, videos)
+    # One byte for each of 3 x H x W, and of F such frames.
+    assert [array.nbytes for array in one.media.stored] == [3 * 8 * 8] * 2
+    assert [array.nbytes for array in two.media.stored] == [5 * 3 * 8 * 8] * 2
     assert (one.media.rate, two.media.rate) == (None, 12.5)
     plain = a_request(2)
     with pytest.raises(BatchError, match="rate: got none for video"):

@@ -139,7 +139,8 @@ def assert_same(found: Track, expected: Track) -> None:
         assert found.media is None
     else:
         assert found.media is not None
-        assert float((found.media.stacked - expected.media.stacked).abs().max()) < ROUNDING
+        # 8 bits: rounding may move a pixel across the middle of two levels.
+        assert float((found.media.stacked - expected.media.stacked).abs().max()) < 1 / 255 + ROUNDING
     for kind, wanted in expected.conditions.items():
         own = found.conditions[kind].expanded()
         for name, values in wanted.expanded().items():

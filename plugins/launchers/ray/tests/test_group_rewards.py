@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.specs.memory import RewardProcesses
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media, spread
 from unirl.launchers.ray.actors import Actor
@@ -51,12 +52,13 @@ class Here:
 
 
 def session_of(here: Here, *, workers: int) -> Session:
+    scorers = RewardProcesses(rewards=(), count=workers, device="none")
     return Session(
         cluster=cast("Cluster", here),
         train=(),
         rollout=(),
         reference=(),
-        reward=[Actor(place=place) for place in places(RayConfig(reward_workers=workers), on_cuda=False)[1:]],
+        reward=[Actor(place=place) for place in places(RayConfig(), on_cuda=False, rewards=[scorers])[1:]],
         copies=1,
         turns=Turns(cast("Cluster", here), train=(), rollout=(), is_shared=False),
         versions=WeightVersions(trained=0, sampled=0),

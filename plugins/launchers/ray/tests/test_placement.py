@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from unirl.core.errors import PlanRejected, RecipeError
 from unirl.core.match.match import match
 from unirl.core.specs.check import check_config
+from unirl.core.specs.memory import RewardProcesses
 from unirl.core.types.batch import rows_by_group
 from unirl.launchers.ray.actors import Actor
 from unirl.launchers.ray.carrier_choice import carrier_between, sender_of
@@ -24,22 +25,25 @@ from unirl.launchers.ray.remote_parts import shares
 from unirl.launchers.ray.worker import WorkerFacts
 from unirl.loop.run import train
 
+ON_CPU = [RewardProcesses(rewards=("a",), count=1, device="none")]
+"""One reward worker."""
+
 
 def node(name: str, cpus: float, gpus: float = 0.0) -> Node:
     return Node(name=name, cpus=cpus, gpus=gpus)
 
 
 def test_trainside_has_no_rollout_workers_and_separate_has() -> None:
-    config = RayConfig(train_ranks=2, rollout_workers=3, reward_workers=1)
-    names = [place.name for place in places(config, on_cuda=False)]
+    config = RayConfig(train_ranks=2, rollout_workers=3)
+    names = [place.name for place in places(config, on_cuda=False, rewards=ON_CPU)]
     assert names == ["train-0", "train-1", "reward-0"]
-    names = [place.name for place in places(replace(config, placement="separate"), on_cuda=False)]
+    names = [place.name for place in places(replace(config, placement="separate"), on_cuda=False, rewards=ON_CPU)]
     assert names == ["train-0", "train-1", "rollout-0", "rollout-1", "rollout-2", "reward-0"]
 
 
 def test_colocated_workers_are_pairs_that_share_a_device_by_halves() -> None:
     config = RayConfig(placement="colocate", train_ranks=2, cpus=4, rollout_workers=7)
-    result = [(p.name, p.device, p.cpus, p.gpus) for p in places(config, on_cuda=True)]
+    result = [(p.name, p.device, p.cpus, p.gpus) for p in places(config, on_cuda=True, rewards=ON_CPU)]
     assert result == [
         ("train-0", 0, 2.0, 0.5),
         ("train-1", 1, 2.0, 0.5),
@@ -52,11 +56,19 @@ def test_colocated_workers_are_pairs_that_share_a_device_by_halves() -> None:
 @pytest.mark.parametrize(
     ("own", "gpus", "expected"),
     [
-        ({}, {}, [((), 0.25)] * 2),
-        ({"b": 3}, {"b": 1}, [(("a", "c"), 0.25)] * 2 + [(("b",), 1.0)] * 3),
+        ({}, {}, [(("shapes", "light", "size"), 0.25)] * 2),
+        ({"light": 3}, {"light": 1}, [(("shapes", "size"), 0.25)] * 2 + [(("light",), 1.0)] * 3),
         # The others are one reward, which has the shared workers' GPUs all the same.
-        ({"b": 1, "a": 1}, {"a": 0}, [(("c",), 0.25)] * 2 + [(("b",), 0.25), (("a",), 0.0)]),
-        ({"c": 1, "a": 1, "b": 1}, {"b": 2}, [(("c",), 0.25), (("a",), 0.25), (("b",), 2.0)]),
+        (
+            {"light": 1, "shapes": 1},
+            {"shapes": 0},
+            [(("size",), 0.25)] * 2 + [(("light",), 0.25), (("shapes",), 0.0)],
+        ),
+        (
+            {"size": 1, "shapes": 1, "light": 1},
+            {"light": 2},
+            [(("size",), 0.25), (("shapes",), 0.25), (("light",), 2.0)],
+        ),
     ],
 )
 @pytest.mark.parametrize("placement", ["trainside", "separate", "colocate"])
@@ -66,7 +78,8 @@ def test_rewards_without_dedicated_workers_share_the_others(
     config = RayConfig(
         placement=placement, reward_workers=2, reward_gpus=0.25, dedicated_rewards=own, dedicated_gpus=gpus
     )
-    result = [place for place in places(config, on_cuda=False, rewards=["a", "b", "c"]) if place.role == "reward"]
+    rewards = config.reward_processes(small_runs.plan("+reward@reward.size=jpeg-size"))
+    result = [place for place in places(config, on_cuda=False, rewards=rewards) if place.role == "reward"]
     assert [(place.serves, place.gpus) for place in result] == expected
     assert [place.name for place in result] == [f"reward-{number}" for number in range(len(expected))]
 
@@ -102,10 +115,10 @@ def test_machines_of_one_name_are_counted_singly() -> None:
 
 
 def test_a_worker_has_one_gpu_on_cuda_none_elsewhere_and_what_is_asked_for_always() -> None:
-    assert [place.gpus for place in places(RayConfig(), on_cuda=True)] == [1.0, 0.0]
-    assert [place.gpus for place in places(RayConfig(), on_cuda=False)] == [0.0, 0.0]
-    asked = RayConfig(gpus=0.5, reward_gpus=0.25)
-    assert [place.gpus for place in places(asked, on_cuda=True)] == [0.5, 0.25]
+    assert [place.gpus for place in places(RayConfig(), on_cuda=True, rewards=ON_CPU)] == [1.0, 0.0]
+    assert [place.gpus for place in places(RayConfig(), on_cuda=False, rewards=ON_CPU)] == [0.0, 0.0]
+    own = [RewardProcesses(rewards=("a",), count=1, device="own", gpus=0.25)]
+    assert [place.gpus for place in places(RayConfig(gpus=0.5), on_cuda=True, rewards=own)] == [0.5, 0.25]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +126,7 @@ def test_a_worker_has_one_gpu_on_cuda_none_elsewhere_and_what_is_asked_for_alway
     [
         # 4 x 1 + 1 x 0.5 = 4.5 CPUs against 4.
         (
-            RayConfig(train_ranks=4),
+            RayConfig(train_ranks=4, reward_workers=1),
             [node("a", 4)],
             "4.5 CPUs are needed (4 train x 1 + 1 reward x 0.5); 4 are free (a 4).",
         ),
@@ -134,13 +147,13 @@ def test_a_worker_has_one_gpu_on_cuda_none_elsewhere_and_what_is_asked_for_alway
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_arithmetic(config: RayConfig, nodes: list[Node], said: str) -> None:
-    assert misfit(places(config, on_cuda=False), nodes) == said
+    assert misfit(places(config, on_cuda=False, rewards=config.reward_processes(small_runs.plan())), nodes) == said
 
 
 @pytest.mark.parametrize(
     ("config", "nodes"),
     [
-        (RayConfig(train_ranks=2), [node("a", 2.5)]),
+        (RayConfig(train_ranks=2, reward_workers=1), [node("a", 2.5)]),
         (RayConfig(train_ranks=2, reward_workers=2), [node("a", 1.5), node("b", 1.5)]),
         # 0.1 + 0.2 is more than 0.3 in floating point; the machine has room all the same.
         (RayConfig(cpus=0.1, reward_cpus=0.2), [node("a", 0.3)]),
@@ -148,7 +161,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(config: RayConfig, nod
     ],
 )
 def test_what_fits_to_the_last_fraction_is_taken(config: RayConfig, nodes: list[Node]) -> None:
-    assert misfit(places(config, on_cuda=False), nodes) == ""
+    assert misfit(places(config, on_cuda=False, rewards=config.reward_processes(small_runs.plan())), nodes) == ""
 
 
 @pytest.mark.parametrize(
@@ -252,7 +265,7 @@ def test_a_run_that_does_not_fit_starts_no_worker_and_leaves_no_folder(
     monkeypatch.setattr(Cluster, "start", lambda *_: pytest.fail("workers were started"))
     folder = tmp_path / "run"
     expected = small_runs.plan(f"run.dir={folder}", "launcher=ray", "launcher.num_cpus=2", "launcher.train_ranks=3")
-    with pytest.raises(PlanRejected, match=r"3\.5 CPUs are needed \(3 train x 1 \+ 1 reward x 0\.5\); 2 are free"):
+    with pytest.raises(PlanRejected, match=r"4\.5 CPUs are needed \(3 train x 1 \+ 3 reward x 0\.5\); 2 are free"):
         train(expected, catalog=small_runs.catalog())
     assert not folder.exists()
     assert not ray.is_initialized()

@@ -9,6 +9,7 @@ import torch
 from small_runs import events, run, steps, tensors
 from unirl.core.errors import PlanRejected
 from unirl.core.limits import broken_limits
+from unirl.core.specs.memory import RewardProcesses
 from unirl.launchers.ray.config import RayConfig
 from unirl.launchers.ray.placement import misfit, places
 
@@ -42,7 +43,8 @@ def test_a_reference_that_nobody_asks_is_refused(tmp_path: Path, ray_here: None)
 
 def test_reference_workers_have_a_place_of_their_own() -> None:
     config = RayConfig(train_ranks=2, reference="separate", reference_workers=3, cpus=2, gpus=0.5)
-    asked = places(config, on_cuda=True)
+    scorers = [RewardProcesses(rewards=("shapes",), count=1, device="none")]
+    asked = places(config, on_cuda=True, rewards=scorers)
     assert [place.name for place in asked if place.role == "reference"] == [f"reference-{n}" for n in range(3)]
     assert "(2 train x 2 + 3 reference x 2 + 1 reward x 0.5)" in misfit(asked, [])
     assert not [place for place in places(RayConfig(), on_cuda=False) if place.role == "reference"]

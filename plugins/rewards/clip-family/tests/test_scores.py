@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel, SiglipImageProcessorPil, SiglipModel
 from unirl.core.roles import ScoreInput
+from unirl.numerics.pixels import levels
 
 Build = Callable[..., Any]
 Samples = Callable[..., ScoreInput]
@@ -179,16 +180,6 @@ def test_images_of_several_sizes_score_as_they_do_alone(
         torch.testing.assert_close(scores.values, together.values[row : row + 1], **CLOSE)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_bf16_is_fp32_but_for_its_8_bits(build: Build, samples: Samples, noise: Noise, name: str) -> None:
-    images = noise(4, 40, 40)
-    full, half = (build(name, dtype=dtype).score(samples(images)) for dtype in ("float32", "bfloat16"))
-    assert half.values.dtype == torch.float32
-    # Eight bits, through encoders of two layers: a few parts in 256 of numbers near 1.
-    torch.testing.assert_close(half.values, full.values, rtol=0.1, atol=0.1)
-    assert not torch.equal(half.values, full.values)
-
-
 def test_a_scale_of_100_stays_100_in_bf16(build: Build, fresh: Tiny, samples: Samples, noise: Noise) -> None:
     """bf16 has no number between 4.59375 and 4.625, and exp(4.6052) would be 98.9 or 102."""
     settings = fresh("pickscore")
@@ -217,3 +208,41 @@ def test_a_prompt_past_the_encoders_length_is_reported_once_and_counted(
     # Both are cut to the same tokens.
     again = reward.score(samples(images[:1].expand(2, -1, -1, -1), ["ab " * 40, "ab " * 41])).values
     torch.testing.assert_close(again[0], again[1], **CLOSE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_levels_of_8_bits_score_as_the_numbers_that_they_are(
+    build: Build, samples: Samples, noise: Noise, name: str
+) -> None:
+    """They are widened on the device of the encoder; the difference to unrounded pixels is that of the rounding alone."""
+    images, reward = noise(3, 40, 56), build(name)
+    rounded = levels(images)
+    assert torch.equal(reward.score(samples(images)).values, reward.score(samples(rounded)).values)
+    assert torch.equal(reward.score(samples(tuple(images))).values, reward.score(samples(tuple(rounded))).values)
+
+
+UNIT_ROUNDOFF = 2.0**-8
+"""Of bf16, whose numbers have 8 significant bits."""
+DEPTH = 20
+"""Roundings of a number on its way through an encoder of two layers: nine in each, for the outputs of two norms, of
+attention and its two products, of two sums and of two linear layers; one of the embedding and one of the projection."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_encoders_in_bf16_score_as_far_from_fp32_as_bf16_rounds(
+    build: Build, samples: Samples, noise: Noise, name: str
+) -> None:
+    """Roundings are independent, each of at most u: a vector of length 1 is off by sqrt(depth) u, a cosine by that of
+    both vectors, and a head makes of it as much as its layers can stretch."""
+    images = noise(6, 40, 56)
+    one, other = (build(name, dtype=dtype) for dtype in ("float32", "bfloat16"))
+    expected, result = (reward.score(samples(images)).values for reward in (one, other))
+    vectors = {"aesthetic": 1.0, "image-reward": 32**0.5}.get(name, 2**0.5)
+    """Lengths of what is compared: a unit vector, a hidden state of width 32 after a norm, two unit vectors."""
+    stretch = {"pickscore": float(getattr(one.scorer, "scale", 1.0)) / 26}.get(name, 1.0)
+    for layer in getattr(one.scorer, "head", ()):
+        if isinstance(layer, torch.nn.Linear):
+            stretch *= float(torch.linalg.matrix_norm(layer.weight, 2))
+    bound = DEPTH**0.5 * UNIT_ROUNDOFF * vectors * stretch
+    assert result.dtype == torch.float32
+    assert 0 < float((result - expected).abs().max()) <= bound

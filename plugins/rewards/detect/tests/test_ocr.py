@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import multiprocessing
 import sys
 from typing import Any
 
@@ -15,6 +17,7 @@ from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.rewards.detect import ocr
 from unirl.rewards.detect.config import OcrConfig
+from unirl.rewards.detect.text_reader import TextReader
 from unirl.rewards.detect.text_target import Agreement, agreement, normalised, target_of
 
 
@@ -94,7 +97,7 @@ def as_samples(pixels: list[Any], targets: list[str], **fields: Any) -> ScoreInp
 @pytest.fixture(scope="module")
 def reward() -> ocr.OcrReward:
     # Large enough for these pages, and a fifth of the time of the default.
-    return ocr.build(OcrConfig(min_side_px=320, threads=1), device="cpu")
+    return ocr.build(OcrConfig(min_side_px=320, processes=1), device="cpu")
 
 
 PAGES = [
@@ -127,6 +130,49 @@ def test_wrong_missing_and_added_text_score_less(reward: ocr.OcrReward) -> None:
     assert scores.parts["precision"].tolist() == pytest.approx([0.8, 4 / 9, 0.0])
 
 
+@pytest.mark.slow
+def test_two_processes_read_what_one_does_in_the_same_order(reward: ocr.OcrReward) -> None:
+    """And end with the reward; one that ends before is named, and others take its place."""
+    samples = as_samples([pixels for _, pixels in PAGES[:3]], [text for text, _ in PAGES[:3]])
+    expected = reward.score(samples)
+    assert expected.values.tolist() == [1, 1, 1]
+    pool = ocr.build(OcrConfig(min_side_px=320, processes=2), device="cpu")
+    try:
+        for order in ([0, 1, 2], [2, 0, 1]):
+            # The wrong targets of the second order: a text that is not of its image.
+            result = pool.score(dataclasses.replace(samples, media=samples.select(order).media))
+            assert (
+                result.values.tolist()
+                == reward.score(dataclasses.replace(samples, media=samples.select(order).media)).values.tolist()
+            )
+        assert len(multiprocessing.active_children()) <= 2
+        for process in multiprocessing.active_children():
+            process.kill()
+        with pytest.raises(
+            RewardFailed, match=r"^reward\.ocr: a process that reads images ended\. .* reward\.ocr\.proc"
+        ):
+            pool.score(samples)
+        assert pool.score(samples).values.tolist() == [1, 1, 1]
+    finally:
+        pool.close()
+    pool.close()
+    assert not multiprocessing.active_children()
+
+
+def test_by_default_there_are_as_many_processes_as_threads_of_torch_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(ocr, "Readers", lambda settings, *, processes, key: counts.append(processes))
+    before = torch.get_num_threads()
+    try:
+        for number in (1, 6):
+            torch.set_num_threads(number)
+            for config in (OcrConfig(), OcrConfig(threads=4), OcrConfig(processes=5)):
+                ocr.build(config, device="cpu")
+    finally:
+        torch.set_num_threads(before)
+    assert counts == [1, 1, 5, 6, 1, 5]
+
+
 def test_channels_are_not_swapped(reward: ocr.OcrReward) -> None:
     """Blue on a red whose luma is the same can be told apart by colour alone, in either order; so the reader's input is
     looked at instead."""
@@ -137,7 +183,7 @@ def test_channels_are_not_swapped(reward: ocr.OcrReward) -> None:
             seen.append(pixels)
             return type("Lines", (), {"txts": None})()
 
-    reader = ocr.TextReader.__new__(ocr.TextReader)
+    reader = TextReader.__new__(TextReader)
     reader._engine = Spy()  # pyright: ignore[reportPrivateUsage]
     assert reader.read(Image.new("RGB", (4, 2), (10, 20, 30))) == ""
     assert seen[0].shape == (2, 4, 3) and seen[0][0, 0].tolist() == [30, 20, 10]
@@ -145,7 +191,7 @@ def test_channels_are_not_swapped(reward: ocr.OcrReward) -> None:
 
 @pytest.mark.parametrize("name", ["similarity", "exact", "substring", "precision"])
 def test_the_score_is_the_chosen_component(name: str) -> None:
-    chosen = ocr.build(OcrConfig(score=name, min_side_px=160, threads=1), device="cpu")
+    chosen = ocr.build(OcrConfig(score=name, min_side_px=160, processes=1), device="cpu")
     scores = chosen.score(as_samples([page("HOUSES", size=48)], ["HOUSE"]))
     # One added letter for a target of five.
     expected = {"similarity": 0.8, "exact": 0.0, "substring": 1.0, "precision": 5 / 6}[name]
@@ -177,7 +223,7 @@ def test_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a connection was opened")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    result = ocr.build(OcrConfig(min_side_px=160, threads=1), device="cpu").score(
+    result = ocr.build(OcrConfig(min_side_px=160, processes=1), device="cpu").score(
         as_samples([page("local", size=48)], ["local"])
     )
     assert result.values.item() == 1

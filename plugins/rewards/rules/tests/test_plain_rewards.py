@@ -15,6 +15,7 @@ from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
+from unirl.numerics.pixels import levels
 from unirl.rewards.rules import brightness, exact_match, jpeg, pixel_target
 from unirl.rewards.rules.config import BrightnessConfig, ExactMatchConfig, JpegSizeConfig, PixelTargetConfig
 
@@ -46,6 +47,15 @@ def _pillow_kb(image: Tensor, quality: int) -> float:
         file, "JPEG", quality=quality
     )
     return len(file.getvalue()) / 1000
+
+
+@pytest.mark.parametrize("quality", [30, 95])
+def test_jpeg_size_of_decoded_pixels_is_that_of_their_levels(quality: int) -> None:
+    """A scorer that rounds to 8 bits gives the same bits, whether a rollout or the scorer rounds."""
+    reward = jpeg.build(JpegSizeConfig(quality=quality), device="cpu")
+    decoded = (photos() + 0.4 / 255 * torch.rand(3, 3, 32, 48, generator=torch.Generator().manual_seed(1))).clamp(0, 1)
+    one, other = (samples(3, media=Media(kind="image", values=values)) for values in (decoded, levels(decoded)))
+    assert torch.equal(reward.score(one).values, reward.score(other).values)
 
 
 @pytest.mark.parametrize("quality", [30, 95])

@@ -95,6 +95,7 @@ def build_parts(
         algorithms=algorithms,
         rewards=scorers,
         reward_weights=reward_weights(plan),
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
     )
     try:
         taught: list[tuple[Learner, Model]] = []

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from unirl.core.types.request import Request
     from unirl.core.types.track import Track
 
+    from .costs import Speed
+
 __all__ = [
     "Launcher",
     "LauncherReport",
@@ -81,6 +83,10 @@ class Parts:
     holds. None: the engine shares the weights, or takes them by `load_weights`, in this process."""
     report: Callable[[], LauncherReport] | None = None
     """Traffic of data and weights, and findings; the loop asks once a step."""
+    device_name: str = ""
+    """Product name of the devices that train; empty on CPUs."""
+    speed: Speed | None = None
+    """Operations of a step, for the rates that it logs; None where they are not predicted."""
 
     def version(self, stage: Stage, policy: Policy | None = None) -> int:
         """Version of the weights that a stage samples with, or of another policy of its model; 0 of a frozen one."""

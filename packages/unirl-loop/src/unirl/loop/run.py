@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -24,6 +25,7 @@ from .algorithm_state import resume_algorithm
 from .announce import announce, loading, predicted_costs
 from .build import build_part, built_parts
 from .checkpoints import Checkpoints
+from .costs import Speed, peak_tflops_of
 from .parts import Parts
 from .resume import checkpoint_state, checkpoint_to_resume
 from .run_folder import CHECKPOINTS, EVENTS_FILE, RunFolder, run_folder, write_recipe, write_traceback
@@ -94,12 +96,19 @@ class _Run:
             self._restore(parts)
             trackers = {key: build_part(choice, self._catalog) for key, choice in self._plan.trackers.items()}
             predicted = predicted_costs(self._plan, parts, self._data.prompts, self._checkpoint)
+            parts = dataclasses.replace(parts, speed=self._speed(parts))
             # Every check has passed by now, so a refused plan leaves no folder behind.
             write_recipe(self._folder, self._plan, overrides, hashes=self._data.hashes)
             events = EventStream(self._folder / EVENTS_FILE, step=self._start)
             for listener in (*listeners, self._catalog.emit):
                 events.listen(listener)
             return self._recorded(parts, events, Trackers(trackers, events), predicted)
+
+    def _speed(self, parts: Parts) -> Speed | None:
+        """Operations of a step, where there is a device to rate, or a peak is set."""
+        peak = self._plan.run.peak_tflops or peak_tflops_of(parts.device_name)
+        flops = self._catalog.step_flops(self._plan) if parts.device_name or peak else {}
+        return Speed(flops=flops, peak_tflops=peak) if flops else None
 
     def _restore(self, parts: Parts) -> None:
         checkpoint = self._checkpoint

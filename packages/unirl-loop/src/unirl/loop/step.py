@@ -18,6 +18,7 @@ from unirl.core.types.rollout import Rollout
 from unirl.core.types.track import Track
 
 from .algorithm_state import algorithm_state, end_algorithm_step
+from .costs import track_bytes
 from .evaluation import evaluate
 from .generation import kept_images
 from .parts import Parts, attributed, stage_job
@@ -171,6 +172,9 @@ def train_step(
         metrics |= _overlap(rollout, train_s=phases.seconds.get("train", 0.0), step_s=time.perf_counter() - began)
     if plan.run.max_staleness:
         metrics["rollouts_waiting"] = float(num_ready)
+    metrics |= track_bytes(rollout.tracks.values())
+    if parts.speed is not None:
+        metrics |= parts.speed.metrics({"generate": rollout.generate_s, "train": phases.seconds.get("train", 0.0)})
     if parts.report is not None:
         report = parts.report()
         metrics |= report.metrics

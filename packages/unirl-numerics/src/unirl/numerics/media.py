@@ -131,7 +131,8 @@ def save_images(images: Media | None, folder: Path, *, role: str) -> list[tuple[
         raise BatchError(f"{role}: got {'samples without media' if images is None else images.kind}, expected images.")
     folder.mkdir(parents=True, exist_ok=True)
     result: list[tuple[MediaRef, ...]] = []
-    for row, image in enumerate(images.mapped(lambda array: array.detach().cpu().float()).arrays):
+    for row, image in enumerate(images.mapped(lambda array: array.detach().cpu()).arrays):
+        image = image.float()
         if not bool(image.isfinite().all()):
             raise BatchError(f"{role} image {row}: got pixels that are not finite, expected values in [0, 1].")
         levels = _levels(image.clamp(0, 1))

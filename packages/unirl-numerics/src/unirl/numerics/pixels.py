@@ -7,29 +7,50 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from unirl.core.errors import RewardFailed
+from unirl.core.errors import BatchError, RewardFailed
 from unirl.core.roles import ScoreInput
+from unirl.core.types.media import unit_range
 
-__all__ = ["check_range", "resize", "widened"]
+__all__ = ["check_range", "levels", "resize", "widened"]
 
 _SLACK = 1e-4
 """Rounding that a decoder may leave outside [0, 1]."""
 
 
+def levels(pixels: Tensor) -> Tensor:
+    """uint8 levels round(255 x) of pixels x in [0, 1], computed in fp32, ties to even; levels stay as they are.
+
+    The levels of n / 255 are n, so rounding again changes nothing. Raises BatchError for pixels outside [0, 1]; NaN
+    counts as outside.
+    """
+    if pixels.dtype == torch.uint8:
+        return pixels
+    pixels = pixels.detach().float()
+    if pixels.numel() and (bounds := _outside(pixels)):
+        raise BatchError(f"pixels: got values from {bounds}, expected 0 to 1, as `decode` of a model gives them.")
+    return (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
 def widened(values: Tensor) -> Tensor:
-    """In fp32, or fp64 if they are."""
+    """In fp32, or fp64 if they are; levels of 8 bits as pixels in [0, 1]."""
+    values = unit_range(values)
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def check_range(pixels: Tensor, samples: ScoreInput, row: int, *, reward: str) -> None:
     """Raise RewardFailed, naming the sample in this row, for pixels outside [0, 1]; NaN counts as outside."""
-    low, high = (float(value) for value in torch.stack(pixels.detach().aminmax()))
-    # False for NaN as well.
-    if not (low >= -_SLACK and high <= 1 + _SLACK):
+    if pixels.dtype != torch.uint8 and (bounds := _outside(pixels.detach())):
         raise RewardFailed(
             f"reward.{reward}: sample {samples.sample_ids[row]!r} (prompt {samples.inputs.prompts[row]!r}) has "
-            f"values from {low:.3g} to {high:.3g}; pixels must lie in [0, 1]."
+            f"values from {bounds}; pixels must lie in [0, 1]."
         )
+
+
+def _outside(pixels: Tensor) -> str:
+    """Bounds of pixels that leave [0, 1]; empty for others."""
+    low, high = (float(value) for value in torch.stack(pixels.aminmax()))
+    # False for NaN as well.
+    return "" if low >= -_SLACK and high <= 1 + _SLACK else f"{low:.3g} to {high:.3g}"
 
 
 def resize(images: Tensor, size_px: tuple[int, int], *, filter: Literal["bilinear", "bicubic"]) -> Tensor:  # noqa: A002

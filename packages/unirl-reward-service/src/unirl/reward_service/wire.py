@@ -210,7 +210,7 @@ def from_samples(samples: ScoreInput, *, codec: Codec) -> WireSamples:
     media = samples.media
     entries: list[Raw | Encoded] | None = None
     if media is not None and media.kind != "text":
-        names = zip(samples.sample_ids, media.arrays, strict=True)
+        names = zip(samples.sample_ids, media.stored, strict=True)
         entries = [packed(array, media.kind, codec=codec, name=name) for name, array in names]
     return WireSamples(
         sample_ids=list(samples.sample_ids),
@@ -351,7 +351,7 @@ def _received(name: str, images: Sequence[Source]) -> tuple[MediaRef, ...]:
     from unirl.numerics.media import LoadedImage
 
     pixels = [unpacked(one.pixels, "image", where=f"samples.sources[{name!r}][{n}]") for n, one in enumerate(images)]
-    Media(kind="image", values=tuple(pixels))
+    pixels = Media(kind="image", values=tuple(pixels)).arrays
     for array in pixels:
         check_pixel_range(array, name)
     return tuple(LoadedImage.of(a.float(), role=one.role) for a, one in zip(pixels, images, strict=True))

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Codec = Literal["raw", "png", "webp"]
-ITEM_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+ITEM_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 PNG = b"\x89PNG\r\n\x1a\n"
 SLACK = 1e-4
 """Rounding that a decoder may leave outside [0, 1]."""
@@ -42,9 +42,9 @@ class WireError(ValueError):
 
 
 class Raw(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="raw"):
-    """The bytes of a tensor in C order, little-endian."""
+    """The bytes of a tensor in C order, little-endian. uint8 are levels of pixels: n is the value n / 255."""
 
-    dtype: Literal["float64", "float32", "float16", "bfloat16"]
+    dtype: Literal["float64", "float32", "float16", "bfloat16", "uint8"]
     shape: Annotated[list[Annotated[int, msgspec.Meta(ge=1)]], msgspec.Meta(max_length=4)]
     data: bytes
 
@@ -131,9 +131,10 @@ def packed(array: Tensor, kind: MediaKind, *, codec: Codec, name: str) -> Raw | 
             )
         data = array.reshape(-1).view(torch.uint8).numpy().tobytes()
         return Raw(dtype=cast(Any, dtype), shape=list(array.shape), data=data)
-    check_pixel_range(array, name)
-    frames = array if kind == "video" else array[None]
-    bytes_of = frames.float().mul(255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+    if array.dtype != torch.uint8:
+        check_pixel_range(array, name)
+        array = array.float().mul(255).round().clamp(0, 255).to(torch.uint8)
+    bytes_of = (array if kind == "video" else array[None]).permute(0, 2, 3, 1)
     return Encoded(codec=codec, files=[_file(frame, codec) for frame in bytes_of])
 
 

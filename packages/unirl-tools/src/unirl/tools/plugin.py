@@ -1,7 +1,8 @@
-"""A note on runs that ran out of memory."""
+"""A note on runs that ran out of memory, and the operations of a step."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from unirl.core.plugins.hookspec import hookimpl
@@ -9,7 +10,7 @@ from unirl.core.plugins.hookspec import hookimpl
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan
 
-__all__ = ["unirl_explain_failure"]
+__all__ = ["unirl_explain_failure", "unirl_step_flops"]
 
 
 @hookimpl
@@ -17,3 +18,25 @@ def unirl_explain_failure(plan: Plan, error: BaseException) -> str:
     from .plan.out_of_memory import explanation
 
     return explanation(plan, error)
+
+
+@hookimpl
+def unirl_step_flops(plan: Plan) -> Mapping[str, float]:
+    import torch
+    from unirl.core.errors import UniRLError
+    from unirl.core.plugins.catalog import Catalog
+    from unirl.core.specs.capability import Cap
+
+    from .plan.memory_plan import memory_plan
+
+    if any(Cap.LAZY_BUILD not in stage.model.spec.capabilities for stage in plan.stages):
+        # It would be loaded a second time.
+        return {}
+    try:
+        # A model that is built draws initial values.
+        with torch.random.fork_rng(devices=[]):
+            flops = memory_plan(plan, catalog=Catalog.of({})).device_flops
+    except UniRLError:
+        # Several stages, tensor parallelism, critics: what `unirl plan` refuses.
+        return {}
+    return {"generate": flops["generate"], "train": sum(flops.values()) - flops["generate"]}

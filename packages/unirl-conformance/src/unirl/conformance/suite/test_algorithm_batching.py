@@ -287,9 +287,12 @@ def _poisoned_padding(track: Track) -> Track:
         names = ("latents", "log_probs", "means", "values", "returns", "advantages")
         numbers = {name: poisoned(getattr(segment, name)) for name in names}
         padded = dataclasses.replace(padded, segment=dataclasses.replace(segment, **numbers))
+    media = padded.media
+    if media is not None and media.kind != "text":
+        media = dataclasses.replace(media, values=poisoned(media.stacked))
     return dataclasses.replace(
         padded,
-        media=None if padded.media is None else dataclasses.replace(padded.media, values=poisoned(padded.media.values)),
+        media=media,
         rewards=poisoned(padded.rewards),
         reward_parts={name: poisoned(value) for name, value in padded.reward_parts.items()},
         advantages=poisoned(padded.advantages),

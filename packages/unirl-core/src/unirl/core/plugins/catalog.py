@@ -207,6 +207,18 @@ class Catalog:
                 self._record_failure(plugin.record, "unirl_explain_failure", failure)
         return "\n".join(notes)
 
+    def step_flops(self, plan: Plan) -> Mapping[str, float]:
+        """Predicted operations of each device in a step, by the first plugin that predicts them; empty without one. A
+        plugin that raises is recorded."""
+        for plugin in self._implementing("unirl_step_flops"):
+            try:
+                for flops in plugin.call("unirl_step_flops", plan=plan):
+                    if flops:
+                        return flops
+            except Exception as failure:  # noqa: BLE001 - recorded in `failures`: a run needs no prediction
+                self._record_failure(plugin.record, "unirl_step_flops", failure)
+        return {}
+
     def _implementing(self, hook: str) -> Iterable[Plugin]:
         for plugin in self._plugins:
             silenced = (plugin.record.dist, plugin.record.name) in self._silenced

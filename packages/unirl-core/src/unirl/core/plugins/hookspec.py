@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import pluggy
@@ -102,6 +102,12 @@ class HookSpecs:
     @hookspec
     def unirl_event(self, event: Event) -> None:
         """Observe one event of a run."""
+
+    @hookspec
+    def unirl_step_flops(self, plan: Plan) -> Mapping[str, float]:
+        """Predicted floating-point operations of each device in a step of this plan: `generate` and `train`, the latter
+        with old log-probs and the reference policy. Empty where they are not predicted."""
+        raise NotImplementedError
 
     @hookspec
     def unirl_explain_failure(self, plan: Plan, error: BaseException) -> str:

@@ -28,7 +28,8 @@ class ScoreInput(Batch):
     """Inputs of the samples, prompts included."""
     metadata: tuple[Mapping[str, Any], ...] = rows()
     media: Media | None = rows(default=None)
-    """Media to score; None where the samples were not decoded."""
+    """Media to score; None where the samples were not decoded. Pixels of a rollout have 8 bits: `arrays` and `stacked`
+    give them as numbers in [0, 1], `stored` as they are. In a loss they are floating, with their gradient."""
     status: tuple[Status, ...] | None = rows(default=None)
     """Finish reason of each sample; a completion cut off by the length limit is `TRUNCATED`."""
     lengths: tuple[int, ...] | None = rows(default=None)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..limits import LARGEST_INT, Reason, limit, one_of
 
 if TYPE_CHECKING:
-    from .memory import Processes, TrainingMemory
+    from .memory import Processes, RewardProcesses, TrainingMemory
     from .plan import Plan, Stage
 
 __all__ = [
@@ -127,6 +127,15 @@ class RewardConfig(PartConfig):
         """Names of the components that the reward reports with these settings, besides those of the spec."""
         return ()
 
+    def device_weights(self) -> Mapping[str, str]:
+        """Checkpoints that the reward loads onto its device with these settings: relative key of the file, folder or
+        hub id, such as `.path`, -> dtype that the weights have there.
+
+        Launchers give a GPU to rewards that have some, and `unirl plan` counts their bytes. Empty for a reward that
+        computes on the CPU.
+        """
+        return {}
+
 
 @dataclass
 class BackendConfig(PartConfig):
@@ -167,6 +176,10 @@ class LauncherConfig(PartConfig):
 
         return Processes()
 
+    def reward_processes(self, plan: Plan) -> Sequence[RewardProcesses]:
+        """Processes that score, with these settings; empty where the process that trains does."""
+        return ()
+
 
 CONFIG_BASES: Mapping[str, type[PartConfig]] = {
     "reward": RewardConfig,
@@ -198,6 +211,9 @@ class RunConfig:
     """Steps between logging training samples (images or completions) to the trackers; 0 logs none."""
     on_collapse: str = one_of("report", "fail", default="report")
     """When a trained reward has fallen to the worst score of the first steps: `report` a finding, or `fail`."""
+    peak_tflops: float | None = limit(None, above=0)
+    """Dense bf16 peak of a device in TFLOP/s, for model FLOPs utilisation (`perf/train_mfu`). None takes the published
+    peak of a device that is known by name; of others only TFLOP/s are logged."""
     threads: int = limit(0, least=0, most=1024)
     """CPU threads for torch; 0 keeps torch's default."""
     matmul_precision: str = one_of("highest", "high", "medium", default="highest")

@@ -1,10 +1,11 @@
-"""Facts that `unirl plan` predicts memory from: what a backend keeps, and the processes that a launcher starts."""
+"""Facts that `unirl plan` predicts memory from: the memory of a backend, and the processes that a launcher starts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["Processes", "TrainingMemory"]
+__all__ = ["Processes", "RewardProcesses", "TrainingMemory"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +48,18 @@ class Processes:
     """Each rollout worker shares the device of a train rank."""
     bucket_bytes: int = 0
     """Size of a weight-transfer bucket; 0 where no weights are sent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardProcesses:
+    """Processes that build the same rewards, and each score a share of the samples."""
+
+    rewards: tuple[str, ...]
+    """Rewards that they build, by key."""
+    count: int
+    """Number of processes."""
+    device: Literal["none", "own", "shared"]
+    """`none`: they compute on CPUs. `own`: with the `gpus` that are set for them. `shared`: each shares the device of a
+    train rank."""
+    gpus: float = 0.0
+    """GPUs of each process with `own`; fractions share one."""

@@ -64,6 +64,7 @@ NOT_HASHED = (
     "run.keep",
     "run.media_every",
     "run.on_collapse",
+    "run.peak_tflops",
     "run.threads",
     "run.batch_invariant",
     "train.micro_batch_size",

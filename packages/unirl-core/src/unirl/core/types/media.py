@@ -10,7 +10,7 @@ from ..errors import BatchError
 from .array import Array
 from .batch import Batch, rows, shared
 
-__all__ = ["FramesRead", "Media", "MediaKind", "spread"]
+__all__ = ["FramesRead", "Media", "MediaKind", "spread", "unit_range"]
 
 MediaKind = Literal["image", "video", "text", "audio"]
 
@@ -28,8 +28,8 @@ class Media(Batch):
     kind: MediaKind = shared()
     values: Array | tuple[Array, ...] | tuple[str, ...] = rows()
     """`image`: [N, 3, H, W], or N arrays [3, H, W] of any size.  `video`: [N, F, 3, H, W], or N arrays [F, 3, H, W].
-    `audio`: [N, C, S], or N arrays [C, S].  `text`: N strings.  Arrays are floating; pixels lie in [0, 1], sound in
-    [-1, 1]."""
+    `audio`: [N, C, S], or N arrays [C, S].  `text`: N strings.  Pixels are floating and lie in [0, 1], or uint8: level
+    n is the value n / 255. Sound is floating and lies in [-1, 1]. `arrays` and `stacked` give floating values."""
     rate: float | None = shared(default=None)
     """Frames per second of videos, Hz of audio where it is known."""
 
@@ -42,9 +42,11 @@ class Media(Batch):
             raise BatchError("Media.rate: got none for video, expected its frames per second.")
         is_ragged = isinstance(cast(object, self.values), tuple)
         dims = DIMS.get(self.kind, ()) if is_ragged else ("N", *DIMS.get(self.kind, ()))
-        expected = "a tuple of strings" if self.kind == "text" else f"a floating tensor [{', '.join(dims)}]"
+        of = "floating" if self.kind == "audio" else "floating or uint8"
+        expected = "a tuple of strings" if self.kind == "text" else f"a {of} tensor [{', '.join(dims)}]"
         for row, value in enumerate(cast("Sequence[Any]", self.values if is_ragged else (self.values,))):
-            if not (is_ragged and type(value) is str if self.kind == "text" else _fits(value, dims)):
+            has_levels = self.kind != "audio"
+            if not (is_ragged and type(value) is str if self.kind == "text" else _fits(value, dims, has_levels)):
                 where = f" in row {row}" if is_ragged else ""
                 raise BatchError(f"Media.values of {self.kind}: got {_described(value)}{where}, expected {expected}.")
 
@@ -60,17 +62,26 @@ class Media(Batch):
         return cast("tuple[str, ...]", self.values)
 
     @property
-    def arrays(self) -> tuple[Array, ...]:
-        """The array of each sample. Raises BatchError for text."""
+    def stored(self) -> tuple[Array, ...]:
+        """The array of each sample as it is stored: pixels may be uint8. Raises BatchError for text."""
         if self.kind == "text":
             raise BatchError("Media: got text, expected image, video or audio.")
         return tuple(cast("tuple[Array, ...]", self.values))
 
     @property
+    def arrays(self) -> tuple[Array, ...]:
+        """The array of each sample, floating. Raises BatchError for text."""
+        return tuple(map(unit_range, self.stored))
+
+    def array(self, row: int) -> Array:
+        """The array of one sample, floating. Raises BatchError for text."""
+        return unit_range(self.stored[row])
+
+    @property
     def stacked(self) -> Array:
-        """[N, ...], one array of all samples. Raises BatchError for text, and where sizes differ."""
+        """[N, ...], one floating array of all samples. Raises BatchError for text, and where sizes differ."""
         if not isinstance(self.values, tuple):
-            return self.values
+            return unit_range(self.values)
         sizes = {tuple(array.shape) for array in self.arrays}
         if len(sizes) != 1:
             raise BatchError(f"Media: got {self.kind}s of sizes {sorted(sizes)}, expected one size.")
@@ -79,11 +90,11 @@ class Media(Batch):
         return torch.stack(self.arrays)
 
     def mapped(self, change: Callable[[Array], Array]) -> Self:
-        """The same media with each of its arrays changed; texts stay as they are."""
+        """The same media with each of its arrays changed, as it is stored; texts stay as they are."""
         if self.kind == "text":
             return self
         if isinstance(self.values, tuple):
-            return replace(self, values=tuple(change(array) for array in self.arrays))
+            return replace(self, values=tuple(change(array) for array in self.stored))
         return replace(self, values=change(self.values))
 
     def with_frames(self, read: FramesRead) -> Self:
@@ -94,8 +105,8 @@ class Media(Batch):
         """
         if self.kind != "video":
             return self
-        is_ragged = isinstance(self.values, tuple)
-        counts = [len(array) for array in self.arrays] if is_ragged else [self.stacked.shape[1]]
+        ragged = cast("tuple[Array, ...]", self.values) if isinstance(self.values, tuple) else None
+        counts = [len(array) for array in ragged] if ragged is not None else [cast("Array", self.values).shape[1]]
         places = [read(count) for count in counts]
         if all(chosen is None for chosen in places):
             return self
@@ -116,10 +127,18 @@ class Media(Batch):
         def left(array: Array, chosen: Sequence[int] | None, dim: int) -> Array:
             return array if chosen is None else array.index_select(dim, torch.tensor(chosen, device=array.device))
 
-        if is_ragged:
-            values = tuple(left(array, chosen, 0) for array, chosen in zip(self.arrays, places, strict=True))
+        if ragged is not None:
+            values = tuple(left(array, chosen, 0) for array, chosen in zip(ragged, places, strict=True))
             return replace(self, values=values, rate=rates.pop())
-        return replace(self, values=left(self.stacked, places[0], 1), rate=rates.pop())
+        return replace(self, values=left(cast("Array", self.values), places[0], 1), rate=rates.pop())
+
+    @classmethod
+    def _concat(cls, batches: Sequence[Any]) -> Self:
+        """Joined, torch would take levels of 8 bits for values in [0, 1]."""
+        dtypes = {str(each.values.dtype) for each in batches if not isinstance(each.values, tuple)}
+        if len(dtypes) > 1 and "torch.uint8" in dtypes:
+            raise BatchError(f"Media.concat: got {' and '.join(sorted(dtypes))} pixels, expected one of them.")
+        return super()._concat(batches)
 
 
 def spread(count: int, total: int) -> list[int]:
@@ -129,10 +148,22 @@ def spread(count: int, total: int) -> list[int]:
     return [round(place * (total - 1) / steps) for place in range(steps + 1)] if steps > 0 else [0]
 
 
-def _fits(value: Any, dims: tuple[str, ...]) -> bool:
-    """Whether it is a floating tensor of these dims."""
+def unit_range(pixels: Array) -> Array:
+    """Pixels in [0, 1]: those of uint8 as n / 255 in fp32, exactly rounded; floating ones as they are."""
+    if pixels.dtype.is_floating_point:
+        return pixels
+    import torch
+
+    # By a tensor on the device: of a Python number a GPU would multiply by the rounded reciprocal.
+    return pixels.float() / torch.tensor(255.0, device=pixels.device)
+
+
+def _fits(value: Any, dims: tuple[str, ...], has_levels: bool) -> bool:
+    """Whether it is a floating tensor of these dims, or one of uint8 where it may be."""
     shape = tuple(getattr(value, "shape", ()))
-    if len(shape) != len(dims) or not value.dtype.is_floating_point:
+    if len(shape) != len(dims):
+        return False
+    if not (value.dtype.is_floating_point or (has_levels and str(value.dtype) == "torch.uint8")):
         return False
     return all(dim != "3" or size == 3 for dim, size in zip(dims, shape, strict=True))
 

@@ -16,6 +16,7 @@ from unirl.numerics.diffusion.denoise import Walk, finish, storage_dtype
 from unirl.numerics.diffusion.guidance import Velocity
 from unirl.numerics.diffusion.sampler import guidance_of, kernel_of
 from unirl.numerics.noise import INITIAL, noise, noise_digest
+from unirl.numerics.pixels import levels
 
 if TYPE_CHECKING:
     from unirl.core.roles import DiffusionModel
@@ -116,8 +117,9 @@ def latent_track(
     """The track of a whole request. The request supplies its name and the identity of its rows: ids, group, inputs,
     metadata. The settings used are only in the segment.
 
-    media: [N, 3, H, W] images or [N, F, 3, H, W] videos in [0, 1], or None when they were not decoded. Videos have the
-    rate of `sampling.fps`.
+    media: [N, 3, H, W] images or [N, F, 3, H, W] videos in [0, 1], or their `levels`, or None when they were not
+    decoded. The track has levels: a quarter of the bytes, rounded once, for all that read it. Videos have the rate of
+    `sampling.fps`.
     policy_version: [N], of the weights that generated each row.
     """
     kind = "image" if media is None or media.ndim == 4 else "video"
@@ -131,7 +133,7 @@ def latent_track(
         metadata=request.metadata,
         conditions=conditions,
         segment=segment,
-        media=None if media is None else Media(kind=kind, values=media, rate=rate),
+        media=None if media is None else Media(kind=kind, values=levels(media), rate=rate),
         sample_weights=torch.ones(request.num_rows),
         status=(Status.COMPLETED,) * request.num_rows,
         policy_version=tuple(policy_version),

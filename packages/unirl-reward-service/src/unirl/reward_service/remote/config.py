@@ -95,6 +95,15 @@ class RemoteConfig(RewardConfig):
     def read_files(self) -> Mapping[str, Path]:
         return {".serve": Path(self.serve)} if self.serve else {}
 
+    def device_weights(self) -> Mapping[str, str]:
+        """The service's file, where one of its scorers has a device other than the CPU."""
+        if not self.serve:
+            return {}
+        from ..config import read_config
+
+        scorers = read_config(Path(self.serve)).scorers.values()
+        return {".serve": ""} if any(scorer.device != "cpu" for scorer in scorers) else {}
+
     def frames_read(self, num_frames: int) -> Sequence[int] | None:
         if not 0 < self.num_frames < num_frames:
             return None

@@ -87,17 +87,7 @@ def command(
 
 def plan_data(prediction: MemoryPlan, *, speed: float) -> dict[str, Any]:
     """The prediction as plain data. speed: floating-point operations per second of each device."""
-    flops = prediction.flops
-    devices = {"generate": 0, "train": 0}
-    for process in prediction.processes:
-        if not process.shares_device:
-            devices["generate" if process.role == "rollout" else "train"] += process.count
-    by_phase = {
-        "generate": flops.generate / (devices["generate"] or devices["train"]),
-        "old_log_probs": flops.old_log_probs / devices["train"],
-        "reference": flops.reference / devices["train"],
-        "train": flops.train / devices["train"],
-    }
+    flops, by_phase = prediction.flops, prediction.device_flops
     return {
         "processes": [
             {"role": one.role, "count": one.count, "bytes": one.total, "items": dict(one.items)}

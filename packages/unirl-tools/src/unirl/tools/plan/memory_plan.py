@@ -24,6 +24,7 @@ from unirl.loop.parts import errors_under
 
 from .hollow import hollow
 from .model_size import ModelSize, model_size
+from .reward_size import RewardMemory
 
 if TYPE_CHECKING:
     from unirl.core.plugins.catalog import Catalog
@@ -43,7 +44,7 @@ class Process:
     """One kind of process, and what each of them holds at its fullest."""
 
     role: str
-    """`train`, `rollout` or `reference`."""
+    """`train`, `rollout`, `reference` or `reward`."""
     count: int
     items: Mapping[str, int]
     """Name of an item -> bytes; each tensor is counted in one item."""
@@ -87,14 +88,25 @@ class MemoryPlan:
     notes: tuple[str, ...]
     """Notes on memory that is not counted."""
 
+    @property
+    def device_flops(self) -> dict[str, float]:
+        """Operations of each device in a step, by phase."""
+        devices = {"generate": 0, "train": 0}
+        for process in self.processes:
+            if not process.shares_device and process.role != "reward":
+                devices["generate" if process.role == "rollout" else "train"] += process.count
+        return {
+            phase: flops / (devices["generate" if phase == "generate" else "train"] or devices["train"])
+            for phase, flops in vars(self.flops).items()
+        }
+
     def overfull(self, device_bytes: int) -> list[str]:
         """A sentence for each kind of process that needs more than a device has."""
         return [
             f"{process.role}: needs {process.total / 2**30:.1f} GiB of each device, expected at most "
             f"{device_bytes / 2**30:.1f} GiB. Largest: "
             + ", ".join(f"{name} {size / 2**30:.1f} GiB" for name, size in _largest(process)[:3])
-            + ". Use more ranks, a smaller train.micro_batch_size, backend.activation_checkpointing=true or "
-            "backend.trains=lora."
+            + f". {_hint(process)}"
             for process in self.processes
             if process.total > device_bytes
         ]
@@ -169,9 +181,13 @@ def _longest_prompt(plan: Plan, stage: Stage) -> tuple[Inputs, list[str]]:
 
 def processes_of(plan: Plan) -> Processes:
     """Number of processes that a plan's launcher starts; one without a launcher."""
+    return _launcher_config(plan).processes
+
+
+def _launcher_config(plan: Plan) -> LauncherConfig:
     config = plan.launcher.config if plan.launcher is not None else LauncherConfig()
     assert isinstance(config, LauncherConfig), "the catalog checks the base class of configs"
-    return config.processes
+    return config
 
 
 def shown_bytes(size: int) -> str:
@@ -192,6 +208,7 @@ class _Counted:
         self._plan, self._stage, self._memory, self._size = plan, stage, memory, size
         self._separates_steps = separates_steps
         self._processes = processes_of(plan)
+        self._rewards = RewardMemory(plan, stage, _launcher_config(plan).reward_processes(plan))
         self._ranks = self._processes.train
         self._shards = memory.shard_ranks or self._ranks
         self._samples = plan.data.prompts_per_step * plan.rows_per_prompt(stage)
@@ -215,7 +232,7 @@ class _Counted:
         notes = [
             *unread,
             "caches of the allocator, temporaries of operators, and what libraries and CUDA take",
-            "activations of sampling, text encoders and VAE, which keep nothing for a backward pass",
+            "activations of sampling, text encoders, VAE and rewards, which keep nothing for a backward pass",
         ]
         if self._offloads:
             idle = self._size.encode_bytes + self._size.decode_bytes
@@ -227,8 +244,10 @@ class _Counted:
         if (count := self._processes.reference) and self._stage.needs.reference == "policy":
             items = {"weights": self._size.weight_bytes, **self._samples_of(count)}
             processes.append(Process(role="reference", count=count, items=items))
-        if plan_rewards := ", ".join(self._plan.rewards):
-            notes.append(f"models of rewards ({plan_rewards})")
+        for pool, items in self._rewards.workers():
+            is_beside = pool.device == "shared"
+            processes.append(Process(role="reward", count=pool.count, items=items, shares_device=is_beside))
+        notes += self._rewards.notes()
         return MemoryPlan(
             size=self._size,
             processes=tuple(processes),
@@ -263,7 +282,7 @@ class _Counted:
             # Gathered shards, the whole tensor and the bytes that are hashed, and a bucket on its way.
             bucket = min(self._processes.bucket_bytes, self._update_bytes())
             items["weight sync"] = 4 * FP32 * size.largest_elements + bucket
-        items |= self._samples_of(self._ranks / memory.row_ranks)
+        items |= self._samples_of(self._ranks / memory.row_ranks) | self._rewards.on_train_device()
         return Process(role="train", count=self._ranks, items=_whole(items))
 
     def _rollout(self) -> Process:
@@ -276,6 +295,7 @@ class _Counted:
             "weight sync": self._update_bytes(),
             **self._parts(),
             **self._samples_of(count),
+            **(self._rewards.beside() if self._processes.is_colocated else {}),
         }
         return Process(role="rollout", count=count, items=_whole(items), shares_device=self._processes.is_colocated)
 
@@ -304,7 +324,7 @@ class _Counted:
             # The negative prompt is the same for all.
             items["conditions"] = (prompts + sampling.is_guided) * size.condition_bytes
             pixels = 3 * sampling.frames * sampling.height * sampling.width
-            items["media"] = rows * pixels * FP32 if sampling.decode else 0
+            items["media"] = rows * pixels if sampling.decode else 0
         return items
 
     def _rows(self) -> int:
@@ -373,6 +393,15 @@ class _Counted:
             reference=scored if stage.needs.reference == "policy" else 0,
             train=round(scored * (kept * passes + 1 - kept)),
         )
+
+
+def _hint(process: Process) -> str:
+    if process.role == "reward":
+        return "Use the reward's `dtype`, fewer rewards in a process (launcher.dedicated_rewards), or more GPUs for it."
+    ways = ["Use more ranks", "a smaller train.micro_batch_size", "backend.activation_checkpointing=true"]
+    if any(name.startswith("reward.") for name in process.items):
+        ways.append("launcher.reward_gpus for rewards on GPUs of their own")
+    return f"{', '.join(ways)} or backend.trains=lora."
 
 
 def _whole(items: Mapping[str, float]) -> dict[str, int]:

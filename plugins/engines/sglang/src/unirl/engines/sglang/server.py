@@ -84,6 +84,7 @@ class _Server:
 
     def _made(self, piece: Any) -> list[dict[str, Any]]:
         from unirl.core.types.serial import to_bytes
+        from unirl.numerics.pixels import levels
 
         from .stages import PIECE, ROWS
 
@@ -96,7 +97,7 @@ class _Server:
             raise RuntimeError(f"SGLang returned no rollout for the request of sample {piece.sample_ids[0]!r}.")
         if result.output is not None:
             for row, media in zip(rows, result.output, strict=True):
-                row["media"] = _media(media)[None].float().cpu()
+                row["media"] = levels(_media(media)[None]).cpu()
         return rows
 
     def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:

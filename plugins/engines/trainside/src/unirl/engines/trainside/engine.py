@@ -18,6 +18,7 @@ from unirl.core.types.track import Conditions, LatentSegment, Track
 from unirl.model_host.diffusion.pipeline_model import PipelineModel
 from unirl.numerics.diffusion.rollout import branch_inputs, latent_track, sample_latents
 from unirl.numerics.not_finite import first_not_finite
+from unirl.numerics.pixels import levels
 from unirl.numerics.tokens.rollout import GeneratedText, generate_text, text_track, visible_texts
 
 from .config import NO_GPU, TrainsideConfig
@@ -144,12 +145,13 @@ class TrainsideEngine:
                 raise RunFailed(f"model {model.spec.name!r}: latents are not finite{why}")
             sampled.append(part)
             if sampling.decode:
-                media.append(model.decode(part.final))
-                if not bool(media[-1].isfinite().all()):
+                decoded = model.decode(part.final)
+                if not bool(decoded.isfinite().all()):
                     raise RunFailed(
                         f"model {model.spec.name!r}: latents are finite, and what its VAE decodes them to is not. Use "
                         "model.vae_dtype=float32, or a checkpoint whose VAE has finite weights."
                     )
+                media.append(levels(decoded))
         return latent_track(
             request,
             segment=LatentSegment.concat(sampled),

@@ -29,6 +29,7 @@ from unirl.numerics.diffusion.denoise import Walk, finish
 from unirl.numerics.diffusion.guidance import guided_velocity
 from unirl.numerics.diffusion.rollout import branch_inputs, latent_walk
 from unirl.numerics.noise import noise_digest
+from unirl.numerics.pixels import levels
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.platforms import current_platform
 
@@ -193,7 +194,7 @@ class RolloutPipeline:
             rows.request,
             segment=rows.walk.segment(initial_noise=rows.initial_noise),
             conditions=rows.conditions,
-            media=self.bridge.decode(self, rows.walk.x) if sampling.decode else None,
+            media=levels(self.bridge.decode(self, rows.walk.x)) if sampling.decode else None,
             texts=rows.request.inputs.texts,
             negative_prompt=sampling.negative_prompt if "negative" in rows.conditions else None,
             sources=rows.sources,

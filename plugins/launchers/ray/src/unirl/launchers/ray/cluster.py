@@ -276,7 +276,7 @@ class Cluster:
             "num_cpus": place.cpus,
             "num_gpus": place.gpus,
             "max_restarts": 0,
-            "runtime_env": {"env_vars": self._variables},
+            "runtime_env": {"env_vars": {**self._variables, **place.variables}},
         }
         if place.device is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
@@ -290,7 +290,10 @@ class Cluster:
 
         assert self._transport is not None
         opened = {
-            actor.handle.open.remote(self._plan, self._transport.address, self._plugin_files): actor for actor in actors
+            actor.handle.open.remote(
+                self._plan, self._transport.address, self._plugin_files, has_gpu=actor.place.gpus > 0
+            ): actor
+            for actor in actors
         }
         end = time.monotonic() + self._config.start_timeout_s
         waiting = list(opened)

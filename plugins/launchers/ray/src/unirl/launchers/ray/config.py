@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.names import did_you_mean
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.memory import Processes
+from unirl.core.specs.memory import Processes, RewardProcesses
 from unirl.loop.config import OffloadingConfig
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["RayConfig"]
+
+_SHARED_POOL = ("reward_workers", "reward_gpus")
+"""Keys of the workers that several rewards share."""
 
 
 @dataclass
@@ -46,8 +49,9 @@ class RayConfig(OffloadingConfig):
     stages share `rollout_workers`."""
     reference_workers: int = limit(1, least=1)
     """Number of reference-policy processes, with `reference: separate`."""
-    reward_workers: int = limit(1, least=1)
-    """Number of reward processes; each builds all rewards without dedicated ones, and scores a share of the samples."""
+    reward_workers: int = limit(0, least=0)
+    """Number of reward processes; each builds all rewards without dedicated ones, and scores a share of the samples. 0
+    is one for each train rank."""
     dedicated_rewards: dict[str, int] = limit(
         dict[str, int](), least=1, hint="Leave a reward out to share `reward_workers`."
     )
@@ -59,9 +63,10 @@ class RayConfig(OffloadingConfig):
     """GPUs of each train rank, rollout and reference worker; fractions share one. -1 is one on CUDA, else none."""
     reward_cpus: float = limit(0.5, least=0)
     """CPUs of each reward worker."""
-    reward_gpus: float = limit(0.0, least=0)
-    """GPUs of each reward worker."""
-    dedicated_gpus: dict[str, float] = limit(dict[str, float](), least=0, hint="Leave it out for `reward_gpus`.")
+    reward_gpus: float = limit(-1.0, least=-1)
+    """GPUs of each reward worker, besides those of the train ranks; fractions share one. 0 is none: its rewards compute
+    on CPUs. -1: on CUDA, a worker with a reward that loads weights shares the device of one train rank; else none."""
+    dedicated_gpus: dict[str, float] = limit(dict[str, float](), least=-1, hint="Leave it out for `reward_gpus`.")
     """Reward -> GPUs of each of its dedicated processes, in place of `reward_gpus`."""
     carrier: str = one_of("auto", "shared-memory", "ray", "disk", "collective", "cuda-ipc", default="auto")
     """Weight transport to separate rollout workers. `shared-memory`: within one machine. `ray`: in Ray calls, to any
@@ -107,6 +112,29 @@ class RayConfig(OffloadingConfig):
             bucket_bytes=self.bucket_mb * 2**20 if rollout else 0,
         )
 
+    def reward_processes(self, plan: Plan) -> Sequence[RewardProcesses]:
+        """One entry for the reward workers that are shared, and one for each reward with its own."""
+        rewards = {name: choice.config.device_weights() for name, choice in plan.rewards.items()}
+        others = tuple(name for name in rewards if name not in self.dedicated_rewards)
+        pools = [(others, self.reward_workers or self.train_ranks)] if others else []
+        pools += [((name,), workers) for name, workers in self.dedicated_rewards.items()]
+        result: list[RewardProcesses] = []
+        for names, count in pools:
+            # Only dedicated workers may have their own GPUs.
+            gpus = self.dedicated_gpus.get(names[0], self.reward_gpus)
+            shares = (
+                gpus < 0 and self.gpus != 0 and plan.run.device != "cpu" and any(rewards.get(name) for name in names)
+            )
+            result.append(
+                RewardProcesses(
+                    rewards=names,
+                    count=count,
+                    device="shared" if shares else "own" if gpus > 0 else "none",
+                    gpus=max(gpus, 0.0),
+                )
+            )
+        return result
+
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Devices, carriers and engines that are incompatible with the placement."""
         yield from super().problems(plan, stage)
@@ -123,6 +151,13 @@ class RayConfig(OffloadingConfig):
         if plan is None or stage is None:
             return
         yield from self._own_workers([each.name for each in plan.stages])
+        yield from self._reward_devices(plan)
+        if self.gpus == 0 and plan.run.device.startswith("cuda"):
+            yield Reason(
+                key=".gpus",
+                text=f"got 0, but run.device is {plan.run.device!r}; workers without a GPU compute on CPUs. Use -1 for "
+                "one GPU each.",
+            )
         for name in self.dedicated_rewards:
             if name not in plan.rewards:
                 known = ", ".join(map(repr, plan.rewards))
@@ -162,6 +197,26 @@ class RayConfig(OffloadingConfig):
                     key=key,
                     text=f"got {number}, but launcher.placement={self.placement} has no rollout workers to divide. Use "
                     "separate.",
+                )
+
+    def _reward_devices(self, plan: Plan) -> Iterator[Reason]:
+        """Reward workers that are to share the devices of train ranks and cannot."""
+        pools = [pool for pool in self.reward_processes(plan) if pool.device == "shared"]
+        if pools and self.gpus > 1:
+            yield Reason(
+                key=".gpus",
+                text=f"got {self.gpus:g}; reward workers share the devices of train ranks with 1 at most. Set "
+                "launcher.reward_gpus to the GPUs of each; 0 scores on CPUs.",
+            )
+        for pool in pools:
+            name = pool.rewards[0]
+            is_own = name in self.dedicated_rewards
+            key, gpus = (f"dedicated_rewards.{name}", f"dedicated_gpus.{name}") if is_own else _SHARED_POOL
+            if pool.count > self.train_ranks:
+                yield Reason(
+                    key=f".{key}",
+                    text=f"got {pool.count}, expected at most launcher.train_ranks={self.train_ranks}, because each "
+                    f"shares the device of a train rank. Set launcher.{gpus} to the GPUs of each; 0 scores on CPUs.",
                 )
 
     def _without_shared_memory(self, device: str) -> Iterator[Reason]:

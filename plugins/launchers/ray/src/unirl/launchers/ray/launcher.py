@@ -45,7 +45,7 @@ class RayLauncher:
                 _check_reference(plan)
             on_cuda = _on_cuda(plan, sum(node.gpus for node in nodes))
             stages = [stage.name for stage in plan.stages]
-            workers = places(config, on_cuda=on_cuda, stages=stages, rewards=list(plan.rewards))
+            workers = places(config, on_cuda=on_cuda, stages=stages, rewards=config.reward_processes(plan))
             reason = misfit(workers, nodes)
             if reason:
                 raise PlanRejected(f"launcher: the workers do not fit: {reason}")
@@ -99,6 +99,7 @@ class RayLauncher:
             reward_weights=reward_weights(plan),
             sync=weights.sync if weights else None,
             report=lambda: _report(cluster),
+            device_name=session.train[0].facts.device_name,
         )
 
     def _session(self, plan: Plan, cluster: Cluster, by_role: dict[str, list[Actor]]) -> Session:

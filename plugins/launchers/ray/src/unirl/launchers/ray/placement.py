@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from unirl.core.specs.memory import RewardProcesses
 
 from .config import RayConfig
 
@@ -30,6 +33,12 @@ class WorkerPlace:
     device: int | None = None
     """Workers with the same number share a device, and so a machine."""
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables of its process. One without a GPU sees none: whatever runs there could take the
+        machine's first."""
+        return {} if self.gpus else {"CUDA_VISIBLE_DEVICES": ""}
+
     def hosts(self, name: str) -> bool:
         """Whether it generates this stage, or scores this reward."""
         return not self.serves or name in self.serves
@@ -44,42 +53,67 @@ class Node:
     gpus: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Pool:
+    """Workers that serve the same."""
+
+    role: Role
+    serves: tuple[str, ...] = ()
+    count: int
+    cpus: float
+    gpus: float
+    """Of each worker; of all workers together that share the device."""
+    is_beside: bool = False
+    """Each of them is on the device of the train rank with its number."""
+
+
 def places(
-    config: RayConfig, *, on_cuda: bool, stages: Sequence[str] = (), rewards: Sequence[str] = ()
+    config: RayConfig, *, on_cuda: bool, stages: Sequence[str] = (), rewards: Sequence[RewardProcesses] = ()
 ) -> list[WorkerPlace]:
-    """Every worker of a run, train ranks first.  stages, rewards: of the plan, for those with dedicated workers."""
+    """Every worker of a run, train ranks first.  stages: of the plan, for those with dedicated workers.  rewards: by
+    `RayConfig.reward_processes`."""
     gpus = config.gpus if config.gpus >= 0 else float(on_cuda)
-    is_shared = config.placement == "colocate"
-    part = 0.5 if is_shared else 1.0
-    pools: list[tuple[Role, tuple[str, ...], int, float, float]] = [
-        ("train", (), config.train_ranks, config.cpus * part, gpus * part)
-    ]
-    if is_shared:
-        pools.append(("rollout", (), config.train_ranks, config.cpus * part, gpus * part))
+    is_colocated = config.placement == "colocate"
+    cpus = config.cpus * (0.5 if is_colocated else 1.0)
+    pools: list[_Pool] = []
+    if is_colocated:
+        pools.append(_Pool(role="rollout", count=config.train_ranks, cpus=cpus, gpus=gpus, is_beside=True))
     elif config.placement == "separate":
         for serves, count in _pools(stages, config.stage_workers, config.rollout_workers):
-            pools.append(("rollout", serves, count, config.cpus, gpus))
+            pools.append(_Pool(role="rollout", serves=serves, count=count, cpus=config.cpus, gpus=gpus))
     if config.reference == "separate":
-        pools.append(("reference", (), config.reference_workers, config.cpus, gpus))
-    for serves, count in _pools(rewards, config.dedicated_rewards, config.reward_workers):
-        # Only dedicated workers may have their own GPUs.
-        gpu = config.dedicated_gpus.get(serves[0] if serves else "", config.reward_gpus)
-        pools.append(("reward", serves, count, config.reward_cpus, gpu))
-    result: list[WorkerPlace] = []
-    for role, serves, count, cpus, gpu in pools:
-        first = sum(place.role == role for place in result)
-        result += [
-            WorkerPlace(
-                name=f"{role}-{index}",
-                role=role,
-                index=index,
-                serves=serves,
-                cpus=cpus,
-                gpus=gpu,
-                device=index if is_shared and role in ("train", "rollout") else None,
+        pools.append(_Pool(role="reference", count=config.reference_workers, cpus=config.cpus, gpus=gpus))
+    for reward in rewards:
+        is_beside = reward.device == "shared" and gpus > 0
+        pools.append(
+            _Pool(
+                role="reward",
+                serves=reward.rewards,
+                count=reward.count,
+                cpus=config.reward_cpus,
+                gpus=gpus if is_beside else reward.gpus,
+                is_beside=is_beside,
             )
-            for index in range(first, first + count)
-        ]
+        )
+    beside = [pool.count for pool in pools if pool.is_beside]
+    pools.insert(0, _Pool(role="train", count=config.train_ranks, cpus=cpus, gpus=gpus, is_beside=bool(beside)))
+    result: list[WorkerPlace] = []
+    for pool in pools:
+        first = sum(place.role == pool.role for place in result)
+        for number in range(pool.count):
+            # Ray counts GPUs to 4 decimals.
+            sharers = 1 + sum(count > number for count in beside) if pool.is_beside else 1
+            result.append(
+                WorkerPlace(
+                    name=f"{pool.role}-{first + number}",
+                    role=pool.role,
+                    index=first + number,
+                    serves=pool.serves,
+                    cpus=pool.cpus,
+                    gpus=math.floor(pool.gpus / sharers * 1e4) / 1e4 if pool.is_beside else pool.gpus,
+                    device=number if pool.is_beside else None,
+                )
+            )
     return result
 
 

@@ -24,7 +24,7 @@ SETTINGS = {
     # A call abandoned because its worker hung may fail later, and Ray would print its error then.
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray must not hide the machine's GPUs from workers that request none: tests declare GPUs that do not exist.
+    # The cluster hides GPUs from workers that request none; the check of a machine asks for none and looks at all.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
@@ -47,10 +47,11 @@ class RayWorker:
         self._run, self._name = run, name
         self._worker: Worker | None = None
 
-    def open(self, plan: bytes, address: Any, plugin_files: Sequence[Path] = ()) -> WorkerFacts:
+    def open(self, plan: bytes, address: Any, plugin_files: Sequence[Path] = (), *, has_gpu: bool) -> WorkerFacts:
         """Create the worker. Separate from process start, so that errors surface as those of a call.
 
-        plugin_files: single-file plugins used by the plan, which holds objects of their classes.
+        plugin_files: single-file plugins used by the plan, which holds objects of their classes.  has_gpu: whether it
+        was given one.
         """
         import ray
 
@@ -65,6 +66,7 @@ class RayWorker:
             tell=self._tell,
             machine=f"{socket.gethostname()!r} (node {node[:8]})",
             address=address,
+            has_gpu=has_gpu,
         )
         return self._worker.facts()
 

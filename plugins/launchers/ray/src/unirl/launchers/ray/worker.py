@@ -61,6 +61,8 @@ class WorkerFacts:
     device: str
     gpu: str = ""
     """Machine-wide id of its GPU; empty on the CPU."""
+    device_name: str = ""
+    """Product name of its GPU; empty on the CPU."""
 
 
 class Worker:
@@ -76,10 +78,12 @@ class Worker:
         tell: Tell,
         machine: str,
         address: Any = None,
+        has_gpu: bool,
     ) -> None:
         """run, ask, address: see `unirl.core.roles.TransportPlace`.
 
-        machine: name of this machine in messages.
+        machine: name of this machine in messages.  has_gpu: whether the launcher gave it a GPU; without one it
+        computes on the CPU.
         """
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         check_versions(plan, machine)
@@ -96,7 +100,7 @@ class Worker:
         self._said: dict[str, list[Any]] = {}
         """Track -> handles of its latest reference-policy outputs."""
         expected = plan.run.device
-        is_cuda = torch.cuda.is_available() and expected != "cpu"
+        is_cuda = has_gpu and expected != "cpu" and torch.cuda.is_available()
         self._device = torch.device("cuda" if is_cuda else "cpu")
         self._numerics = ExitStack()
         if plan.run.batch_invariant:
@@ -109,8 +113,11 @@ class Worker:
         self.transport = make_transport(plan, place=place)
 
     def facts(self) -> WorkerFacts:
-        gpu = str(torch.cuda.get_device_properties(self._device).uuid) if self._device.type == "cuda" else ""
-        return WorkerFacts(host=socket.gethostname(), pid=os.getpid(), device=str(self._device), gpu=gpu)
+        facts = WorkerFacts(host=socket.gethostname(), pid=os.getpid(), device=str(self._device))
+        if self._device.type != "cuda":
+            return facts
+        properties: Any = torch.cuda.get_device_properties(self._device)
+        return dataclasses.replace(facts, gpu=str(properties.uuid), device_name=str(properties.name))
 
     # The process group of the train ranks.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unirl.core.limits import limit, one_of
@@ -34,6 +34,9 @@ class EncoderConfig(RewardConfig):
     batch_size: int = limit(16, least=1)
     """Images per forward pass. Never changes the scores."""
 
+    def device_weights(self) -> Mapping[str, str]:
+        return {".path": self.dtype}
+
 
 @dataclass
 class ClipScoreConfig(EncoderConfig):
@@ -63,12 +66,18 @@ class HpsV2Config(EncoderConfig):
     weights: str = "xswu/HPSv2/HPS_v2.1_compressed.pt"
     """Weights in open_clip's names: a `.pt` or `.safetensors` file, or a file on the hub as `owner/name/file`."""
 
+    def device_weights(self) -> Mapping[str, str]:
+        return {".weights": self.dtype}
+
 
 @dataclass
 class AestheticConfig(EncoderConfig):
     path: str = "openai/clip-vit-large-patch14"
     head: str = ""
     """The aesthetic predictor, `sac+logos+ava1-l14-linearMSE.pth`, or a file on the hub as `owner/name/file`."""
+
+    def device_weights(self) -> Mapping[str, str]:
+        return {".path": self.dtype, ".head": "float32"}
 
 
 @dataclass

@@ -60,7 +60,7 @@ class EncoderReward:
 
         Raises RewardFailed for no samples, media other than images, NaN, and pixels outside [0, 1].
         """
-        images = samples.of("image", reward=self._name).arrays
+        images = samples.of("image", reward=self._name).stored
         if not images:
             raise RewardFailed(f"reward.{self._name}: got no samples, expected 1 or more.")
         # Autocast would resize, and take cosines, in 16 bits.
@@ -92,6 +92,6 @@ class EncoderReward:
         """[n, 3, height, width] in the encoder's dtype. Images of several sizes are prepared one by one."""
         for row, image in enumerate(images):
             check_range(image, samples, row, reward=self._name)
-        is_even = len({image.shape for image in images}) == 1
+        is_even = len({(image.shape, image.dtype) for image in images}) == 1
         stacks = [torch.stack(list(images))] if is_even else [image[None] for image in images]
         return torch.cat([self.preprocess(widened(stack.to(self._device))) for stack in stacks]).to(self.dtype)

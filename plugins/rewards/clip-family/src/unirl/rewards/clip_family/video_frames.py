@@ -41,7 +41,7 @@ class FrameMeanReward:
         frames: list[Tensor] = []
         names: list[str] = []
         rows: list[int] = []
-        for row, video in enumerate(samples.of("video", reward=_NAME).arrays):
+        for row, video in enumerate(samples.of("video", reward=_NAME).stored):
             if not len(video):
                 raise RewardFailed(
                     f"reward.{_NAME}: sample {samples.sample_ids[row]!r} has no frames, expected 1 or more."

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import RewardConfig
@@ -50,6 +50,9 @@ class GenevalConfig(RewardConfig):
             if not getattr(self, name):
                 yield Reason(key=f".{name}", text=f"got an empty path, expected the folder of {kind}.")
 
+    def device_weights(self) -> Mapping[str, str]:
+        return {".detector": "float32", ".clip_path": "float32"}
+
 
 @dataclass
 class OcrConfig(RewardConfig):
@@ -62,5 +65,9 @@ class OcrConfig(RewardConfig):
     min_side_px: int = limit(736, least=32, most=4096)
     """Images with a shorter side below this are enlarged to it before text is located. Less is faster and loses small
     text. 736 is PaddleOCR's."""
-    threads: int = limit(4, least=1, most=256)
-    """CPU threads per image."""
+    processes: int = limit(0, least=0, most=256)
+    """Processes that read images, each one at a time. 0 is as many as the CPU threads of the process that scores allow,
+    `threads` for each; under Ray those of `launcher.reward_cpus`."""
+    threads: int = limit(1, least=1, most=256)
+    """CPU threads per image. More processes make better use of CPUs than more threads."""
+    rounding_only: ClassVar[tuple[str, ...]] = ("processes", "threads")

@@ -69,7 +69,7 @@ OCR = RewardSpec(
     metadata_kinds={"text": ("text",)},
     parts=("similarity", "exact", "substring", "precision"),
     # Enlarging each image of a few pixels takes most of the time.
-    trial={"min_side_px": 64, "threads": 1},
+    trial={"min_side_px": 64, "processes": 1},
 )
 
 

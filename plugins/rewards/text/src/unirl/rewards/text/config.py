@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -96,6 +96,9 @@ class RewardModelConfig(RewardConfig):
         if self.system and self.template != "chat":
             yield Reason(key=".system", text="it is part of the chat template, which template=plain leaves out.")
         yield from checkpoint_problems(self.path, trains=False) if self.path else ()
+
+    def device_weights(self) -> Mapping[str, str]:
+        return {".path": self.dtype}
 
 
 def _is_name(tag: str) -> bool:

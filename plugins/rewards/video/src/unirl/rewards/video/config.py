@@ -60,6 +60,9 @@ class VideoAlignConfig(RewardConfig):
         """The instruction: a resume under another wording is refused."""
         return {".instruction": Path(self.instruction).expanduser()} if self.instruction else {}
 
+    def device_weights(self) -> Mapping[str, str]:
+        return {".model": self.dtype}
+
 
 @dataclass
 class MotionConfig(RewardConfig):

@@ -87,6 +87,9 @@ class AnswererConfig(RewardConfig):
         if self.cache and not folder.is_dir():
             yield Reason(key=".cache", text=f"there is no folder {str(folder)!r} for the file; make it first.")
 
+    def device_weights(self) -> Mapping[str, str]:
+        return {} if self.base_url else {".model": self.dtype}
+
 
 @dataclass
 class JudgeConfig(AnswererConfig):
@@ -235,6 +238,9 @@ class HeadConfig(RewardConfig):
     def read_files(self) -> Mapping[str, Path]:
         """The instructions: a resume under another wording is refused."""
         return {f".{name}": Path(file).expanduser() for name in self.heads.values() if (file := getattr(self, name))}
+
+    def device_weights(self) -> Mapping[str, str]:
+        return {".model": self.dtype}
 
 
 @dataclass

@@ -123,7 +123,7 @@ class MediaFolder:
             files = [self._text(key, number, media.texts[row], step) for number, row in enumerate(rows)]
         else:
             save = self._image if media.rate is None else partial(self._video, rate=media.rate)
-            files = [save(key, number, media.arrays[row], step) for number, row in enumerate(rows)]
+            files = [save(key, number, media.array(row), step) for number, row in enumerate(rows)]
         names = [f"{file.parent.name}/{file.name}" for file in files]
         self._saved[track.name] = {track.sample_ids[row]: name for row, name in zip(rows, names, strict=True)}
         samples = [

@@ -175,7 +175,13 @@ def _costs(history: RunHistory) -> dict[str, Any]:
         for key, value in items.items()
         if key != "generate_share"
     ]
-    return {"shares": shares, "counts": counts}
+    names = dict.fromkeys(key for row in history.steps for key in row.metrics if key.startswith("perf/"))
+    rates = [
+        (name, bytes_text(mean) if name.endswith("_bytes") else number(mean))
+        for name in names
+        if (mean := _mean(row.metrics[name] for row in history.steps if name in row.metrics)) is not None
+    ]
+    return {"shares": shares, "counts": counts, "rates": rates}
 
 
 def _phases(history: RunHistory) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ class TensorboardTracker:
             blocks = [_block(track, row, {**lineage, "text": media}) for row in rows]
             self._writer.add_text(f"{key}/texts", "\n\n".join(blocks), step)
             return
-        shown = media.arrays[: len(rows)]
+        shown = [media.array(row) for row in rows]
         parents = [parent for parent in lineage.values() if parent.kind in ("image", "video")]
         cells = [_beside([_still(each, row) for each in (*parents, media)]) for row in rows]
         self._writer.add_image(key, image_grid(cells), step)
@@ -154,7 +154,7 @@ def image_grid(images: Sequence[Array], *, gap: int = 2) -> Array:
 
 def _still(media: Media, row: int) -> Array:
     """[3, H, W]: an image, or the strip of a video."""
-    return _strip(media.arrays[row]) if media.kind == "video" else media.arrays[row]
+    return _strip(media.array(row)) if media.kind == "video" else media.array(row)
 
 
 def _beside(images: Sequence[Array]) -> Array:

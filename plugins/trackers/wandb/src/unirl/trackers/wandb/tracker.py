@@ -183,8 +183,8 @@ def _cell(media: Media, row: int, *, caption: str | None = None) -> Any:
     if media.kind == "audio":
         return None
     if media.rate is None:
-        return wandb.Image(_pixels(media.arrays[row]).numpy(), caption=caption)
-    return wandb.Video(_gif(media.arrays[row], rate=media.rate), caption=caption, format="gif")
+        return wandb.Image(_pixels(media.array(row)).numpy(), caption=caption)
+    return wandb.Video(_gif(media.array(row), rate=media.rate), caption=caption, format="gif")
 
 
 def _pixels(images: Array) -> Array:
