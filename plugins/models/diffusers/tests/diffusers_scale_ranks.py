@@ -27,7 +27,7 @@ RANKS = 2
 def built(words: list[str], *, lazy: bool) -> dict[str, Any]:
     """Bytes: `filled`, the most until the model is compared with its pipeline; `peak`, the most of the whole build;
     `held`, of the storages of the trained parameters after it; and `others`, all that is whole on every rank. Of an eager
-    model, which is not compared, `peak` is `filled`."""
+    model, whose comparison is not measured, `peak` is `filled`."""
     catalog = Catalog.discover()
     plan = compose("diffusers/flow-grpo", words, catalog=catalog)
     verify, filled = DiffusersModel.verify, 0
@@ -37,14 +37,13 @@ def built(words: list[str], *, lazy: bool) -> dict[str, Any]:
             nonlocal filled
             meter.note(_all(model))  # what other threads loaded
             filled = meter.peak
-            if lazy:
-                verify(model)
+            verify(model)
 
         with patch.object(DiffusersModel, "verify", noted):
             parts = build_parts(plan, catalog=catalog, rewards="none", lazy=lazy)
         model: Any = parts.only.model
         meter.note(_all(model))
-        peak = meter.peak
+        peak = meter.peak if lazy else filled
     params = list(model.trainable.parameters())
     result = {
         "filled": filled,
