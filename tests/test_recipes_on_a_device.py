@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.slow,
     # Minutes, for all of them.
     pytest.mark.nightly,
+    # A miniature of HunyuanVideo 1.5 takes two minutes of a core.
+    pytest.mark.timeout(900),
 ]
 
 Part = tuple[str, str]
