@@ -14,7 +14,7 @@ from unirl.core.recipe.compose import compose_config, plan_of
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.specs.spec import EngineSpec, ModelSpec, RewardSpec
 
-__all__ = ["miniature_words"]
+__all__ = ["STAND_INS", "miniature_words"]
 
 SIZES = ("height", "width", "frames", "max_new_tokens", "max_sequence_length")
 STAND_INS = {

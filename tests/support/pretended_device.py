@@ -240,12 +240,18 @@ class _Factories(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():
+            # There, operations arrive that are made of others.
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         if _is_ours(kwargs.get("device")) or any(isinstance(tensor, _Tensor) for tensor in _tensors(args, kwargs)):
             return _run(func, args, kwargs)
         return func(*args, **kwargs)
 
 
-def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operation that reads or makes a tensor of the device."""
     if torch.Tag.inplace_view in func.tags:
         raise NotImplementedError(f"{func}: the pretended device changes no shapes in place")
@@ -264,7 +270,11 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         _counts[-1]._waits(str(func))
     if makes and device is not None:
         kwargs = {**kwargs, "device": _CPU, "pin_memory": None}
-    result = func(*_mapped(_inner, args), **{name: _mapped(_inner, value) for name, value in kwargs.items()})
+    inner = _mapped(_inner, args)
+    if func is aten.histc.default and not inner[0].is_floating_point():
+        # CUDA counts integers too; the CPU does not.
+        inner = (inner[0].double(), *inner[1:])
+    result = func(*inner, **{name: _mapped(_inner, value) for name, value in kwargs.items()})
     returns = func._schema.returns
     if returns and returns[0].alias_info is not None and returns[0].alias_info.is_write:
         return kwargs.get("out", args[0])

@@ -360,8 +360,8 @@ def _latents_without(setup: TrainingSetup) -> Track:
 
 def _value(metric: Metric) -> float:
     if metric.reduce == "mean":
-        return metric.total / metric.weight if metric.weight else 0.0
-    return metric.total
+        return float(metric.total / metric.weight) if metric.weight else 0.0
+    return float(metric.total)
 
 
 def _name(on: tuple[str, ...]) -> str:

@@ -134,7 +134,7 @@ class Walk:
             check_train_steps(scored, plan=plan)
         _check_kernel(kernel, plan=plan, step_noise=step_noise)
         if kernel.is_stochastic and (scored >= 0).any():
-            kernel.check_density(sigmas.cpu(), torch.from_numpy(np.unique(scored[scored >= 0])))
+            kernel.check_density(sigmas.cpu(), torch.as_tensor(np.unique(scored[scored >= 0])))
         self.sigmas = sigmas.to(device=initial.device, dtype=torch.float32)
         self.kernel, self.guidance = kernel, guidance
         self._plan, self._step_noise, self._storage = plan, step_noise, storage_dtype

@@ -237,7 +237,7 @@ def check_stored_steps(track: Track) -> None:
     steps, sigmas = segment.scored_steps.cpu(), segment.sigmas.cpu()
     _check_steps(latents=segment.latents, positions=segment.positions.cpu(), sigmas=sigmas, steps=steps)
     if bool((steps >= 0).any()):
-        kernel_of(segment.sampler).check_density(sigmas, steps[steps >= 0].unique())
+        kernel_of(segment.sampler).check_density(sigmas, steps[steps >= 0])
 
 
 def _check_steps(*, latents: Tensor, positions: Tensor, sigmas: Tensor, steps: Tensor) -> None:

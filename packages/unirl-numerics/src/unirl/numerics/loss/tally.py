@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -122,7 +122,7 @@ def _floats(values: Sequence[float | Tensor]) -> list[float]:
             by_device.setdefault(value.device, []).append(place)
     for places in by_device.values():
         together = torch.stack([cast(Tensor, values[place]).double().reshape(()) for place in places])
-        for place, number in zip(places, cast("list[float]", together.tolist()), strict=True):
+        for place, number in zip(places, cast("list[float]", cast("Any", together).tolist()), strict=True):
             result[place] = number
     return result
 

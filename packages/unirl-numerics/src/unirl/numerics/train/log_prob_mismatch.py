@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from unirl.core.errors import RunFailed
@@ -64,7 +64,8 @@ class MismatchMeter:
     def _read(self) -> None:
         """Add what was measured since the last time, in one transfer."""
         if self._unread:
-            for largest, total, count in cast("list[list[float]]", torch.stack(self._unread).tolist()):
+            together = cast("Any", torch.stack(self._unread))
+            for largest, total, count in cast("list[list[float]]", together.tolist()):
                 self._largest = max(self._largest, largest)
                 self._total += total
                 self._count += count
