@@ -72,7 +72,7 @@ def write_checkpoint(case: Case, folder: Path) -> Path:
 
 def trl_tokenizer(folder: Path) -> Any:
     """The tokenizer of a written checkpoint for TRL, which takes the stop token from it: that of the checkpoint."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if json.loads((folder / "config.json").read_text())["eos_token_id"] == len(tokenizer):
         tokenizer.add_special_tokens({"eos_token": NEVER})
     return tokenizer

@@ -108,8 +108,11 @@ def write_sd35(folder: Path, is_tiny: bool) -> None:
         tiny.write(folder, seed=0)
         return
     quickstart = checkpoint_path()
-    clips = [CLIPTokenizer.from_pretrained(quickstart / name, model_max_length=77) for name in CLIP_TOKENIZERS]
-    t5 = T5Tokenizer.from_pretrained(quickstart / "tokenizer_3")
+    clips = [
+        CLIPTokenizer.from_pretrained(quickstart / name, model_max_length=77, trust_remote_code=False)
+        for name in CLIP_TOKENIZERS
+    ]
+    t5 = T5Tokenizer.from_pretrained(quickstart / "tokenizer_3", trust_remote_code=False)
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     with torch.device(DEVICE):
         encoders = [_clip(tokenizer, width) for tokenizer, width in zip(clips, CLIP_WIDTHS, strict=True)]
@@ -130,7 +133,9 @@ def write_wan21(folder: Path, is_tiny: bool) -> None:
 
         tiny.write_wan21(folder, seed=0)
         return
-    tokenizer = T5Tokenizer.from_pretrained(video_checkpoint_path() / "tokenizer", model_max_length=512)
+    tokenizer = T5Tokenizer.from_pretrained(
+        video_checkpoint_path() / "tokenizer", model_max_length=512, trust_remote_code=False
+    )
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
     with torch.device(DEVICE):
         parts: dict[str, nn.Module] = {

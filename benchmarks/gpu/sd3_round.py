@@ -57,7 +57,9 @@ TINY = Sd3Round(samples=8, pixels=64, tokens=93, forward_batch=4, micro_batch=2)
 
 def adapted_transformer(folder: Path) -> Any:
     """The frozen transformer in bf16 with LoRA of rank 32 in fp32."""
-    net: Any = SD3Transformer2DModel.from_pretrained(folder, subfolder="transformer", torch_dtype=DTYPE)
+    net: Any = SD3Transformer2DModel.from_pretrained(
+        folder, subfolder="transformer", torch_dtype=DTYPE, trust_remote_code=False
+    )
     net = net.to(DEVICE).eval().requires_grad_(False)
     targets = [f"attn.{name}" for name in TARGETS]
     inject_adapter_in_model(LoraConfig(r=32, lora_alpha=64, target_modules=targets, init_lora_weights="gaussian"), net)

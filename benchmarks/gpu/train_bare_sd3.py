@@ -40,7 +40,9 @@ class BareLoop:
     def __init__(self, folder: Path, shape: Sd3Round, *, compiles: bool) -> None:
         self.shape = shape
         self.net = adapted_transformer(folder)
-        vae: Any = AutoencoderKL.from_pretrained(folder, subfolder="vae", torch_dtype=torch.float32)
+        vae: Any = AutoencoderKL.from_pretrained(
+            folder, subfolder="vae", torch_dtype=torch.float32, trust_remote_code=False
+        )
         self.vae = vae.to(DEVICE)
         if compiles:
             for block in self.net.transformer_blocks:

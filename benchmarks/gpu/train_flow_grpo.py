@@ -43,7 +43,9 @@ class FlowGrpoLoop:
     def __init__(self, folder: Path, shape: Sd3Round) -> None:
         self.shape = shape
         net = adapted_transformer(folder)
-        self.pipeline = StableDiffusion3Pipeline.from_pretrained(folder, transformer=net, torch_dtype=DTYPE).to(DEVICE)
+        self.pipeline = StableDiffusion3Pipeline.from_pretrained(
+            folder, transformer=net, torch_dtype=DTYPE, trust_remote_code=False
+        ).to(DEVICE)
         self.pipeline.vae.float()
         self.pipeline.set_progress_bar_config(disable=True)
         self.net, self.params = net, adapters(net)

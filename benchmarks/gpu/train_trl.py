@@ -57,7 +57,7 @@ def main() -> None:
         )
         clock, reward = Clock(), cast("Any", digits)
         trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.float32),
+            model=AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.float32, trust_remote_code=False),
             reward_funcs=reward,
             args=config,
             train_dataset=Dataset.from_list([sum_of(number) for number in range(4 * prompts)]),

@@ -53,7 +53,7 @@ def loss_of(algorithm: DiffusionDpo, track: Track, forward: Velocities) -> Tenso
 
 @pytest.fixture(autouse=True)
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_points(monkeypatch, noise=torch.zeros(1, 1, 1), sigma=torch.tensor(0.5))
+    at_points(monkeypatch, noise=torch.zeros(1, 1, 1), sigma=torch.full((1, 1), 0.5))
 
 
 def test_golden_vectors() -> None:

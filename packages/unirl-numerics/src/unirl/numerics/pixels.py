@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 from unirl.core.errors import BatchError, RewardFailed
-from unirl.core.roles import ScoreInput
 from unirl.core.types.media import unit_range
+
+if TYPE_CHECKING:
+    from unirl.core.roles import ScoreInput
 
 __all__ = ["check_range", "levels", "resize", "widened"]
 
