@@ -67,7 +67,7 @@ class Grpo(TokenPolicyLoss, Algorithm):
             penalty = soft_overlong_penalty(lengths, max_tokens=config.max_length, buffer=config.overlong_buffer)
             shaping["overlong"] = config.overlong_penalty * penalty
             counted = mean_over(shaping["overlong"], track.sample_weights)
-            numbers["overlong_penalty"] = counted.total / counted.weight if counted.weight else 0.0
+            numbers["overlong_penalty"] = float(counted.total / counted.weight) if counted.weight else 0.0
         result, further = track_advantages(track, self._advantage, reward_weights=self._reward_weights, shaping=shaping)
         return result, {**numbers, **further}
 
