@@ -67,6 +67,7 @@ def shapes_only(
     *,
     blocks: Sequence[nn.Module] = (),
     adapted: Mapping[nn.Module, int] | None = None,
+    unpacked: Iterable[nn.Linear] = (),
     dtype: torch.dtype | None = None,
 ) -> Generator[ForwardSize]:
     """Within the block, calls of these modules compute shapes: zeros come out. Values that go in count where
@@ -74,7 +75,8 @@ def shapes_only(
 
     Parameters may be on the meta device. They, and their gradients, are as they are outside: what requires none keeps
     nothing.  blocks: submodules whose activations may be computed again.  adapted: linear layer -> rank of a LoRA
-    adapter in fp32, which alone trains.  dtype: of all floating parameters in place of their own, adapters included.
+    adapter in fp32, which alone trains.  unpacked: frozen linear layers whose weight is made anew from int8 in each call,
+    in the dtype of the input, and kept for the backward pass.  dtype: of all floating parameters in place of their own, adapters included.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     size = ForwardSize()
@@ -104,6 +106,9 @@ def shapes_only(
             _make_fake(module, mode, own, dtype=dtype, frozen=bool(adapted))
             undo.callback(_put_back, module, dict(vars(module)))
             module.forward = _on_shapes(module.forward, size, packed)
+        for layer in unpacked:
+            undo.callback(_put_back, layer, dict(vars(layer)))
+            layer.forward = _unpacked(layer)
         for layer, rank in (adapted or {}).items():
             undo.callback(_put_back, layer, dict(vars(layer)))
             layer.forward = _adapted(cast(nn.Linear, layer), rank, mode, own, dtype=dtype or torch.float32)
@@ -156,6 +161,16 @@ def _adapted(
         result = plain(x)
         delta = nn.functional.linear(nn.functional.linear(x.to(dtype), a), b)
         return (result + delta * 2.0).to(result.dtype)
+
+    return forward
+
+
+def _unpacked(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """The layer with a weight in int8, as torchao computes it."""
+
+    def forward(x: Tensor) -> Tensor:
+        weight = torch.empty_like(layer.weight, dtype=x.dtype)
+        return nn.functional.linear(x, weight, layer.bias).to(x.dtype)
 
     return forward
 
