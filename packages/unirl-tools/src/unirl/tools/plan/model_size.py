@@ -63,6 +63,9 @@ class ModelSize:
     """The same for a row with blocks that are recomputed: tensors outside of blocks, and the inputs of blocks."""
     block_bytes: int
     """Kept by the largest block for a row."""
+    unpacked_bytes: int
+    """Weights that the largest block keeps in the dtype that it computes in, for any number of rows, where they are held
+    in int8."""
     head_bytes: int
     """Logits of a row's tokens; 0 for latents."""
     most_head_bytes: int
@@ -129,6 +132,7 @@ def model_size(
         saved_bytes=forward.size.saved_bytes,
         kept_bytes=forward.size.kept_bytes,
         block_bytes=forward.size.block_bytes,
+        unpacked_bytes=forward.size.unpacked_bytes,
         flops=forward.size.flops,
         most_head_bytes=4 * LOGITS_BUDGET,
         **forward.row,
