@@ -130,7 +130,9 @@ def test_a_quantized_base_trains_as_the_model_with_its_rounded_weights(kind):
                 plain, layers = name.replace(".base_layer", ""), layers + 1
                 before, after = rounded.net.get_parameter(plain), dequantized(weight)
                 assert "transformer_blocks." in name and weight.shape == before.shape and after.dtype == before.dtype
-                assert sum(part.nbytes for part in stored(weight)) == quantized_bytes(*weight.shape, kind=kind, itemsize=4)
+                assert sum(part.nbytes for part in stored(weight)) == quantized_bytes(
+                    *weight.shape, kind=kind, itemsize=4
+                )
                 step = _largest_error(before, kind)
                 assert ((after - before).abs() <= step).all(), name
                 before.copy_(after)
@@ -214,5 +216,7 @@ def test_exports_from_a_quantized_base_have_the_names_and_shapes_of_any(kind):
 
 
 def test_a_layer_that_nf4_cannot_hold_is_named():
-    with pytest.raises(RecipeError, match=r"^backend.quantize: got nf4, but layer 'blocks.0.up.base_layer' has 288 weights"):
+    with pytest.raises(
+        RecipeError, match=r"^backend.quantize: got nf4, but layer 'blocks.0.up.base_layer' has 288 weights"
+    ):
         make_backend(quantize="nf4")

@@ -181,8 +181,12 @@ class ShardedConfig(BackendConfig):
             text = f"{what}, but engine {engine.name!r} samples with weights that are not quantized, so with another "
             yield Reason(key=key, text=text + "policy than the one that trains. Use engine=trainside.")
         elif processes.rollout or processes.reference:
-            text = f"{what}, but other processes of launcher {plan.launcher.name if plan.launcher else ''!r} hold weights "
-            text += "that are not quantized, so another policy than the one that trains. Have the train rank do their work."
+            text = (
+                f"{what}, but other processes of launcher {plan.launcher.name if plan.launcher else ''!r} hold weights "
+            )
+            text += (
+                "that are not quantized, so another policy than the one that trains. Have the train rank do their work."
+            )
             yield Reason(key=key, text=text)
 
     def _for_the_algorithm(self, plan: Plan, stage: Stage) -> Iterator[Reason]:

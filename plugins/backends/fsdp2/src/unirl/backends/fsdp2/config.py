@@ -51,6 +51,9 @@ class Fsdp2Config(ShardedConfig):
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Those of every backend, and a mesh that the model cannot be laid out on."""
         yield from super().problems(plan, stage)
+        if self.quantize != "none" and self.shard == "always":
+            text = f"got {self.quantize} with shard=always, which wraps the module, and quantized weights cannot be "
+            yield Reason(key=".quantize", text=text + "sharded. Use shard=auto.")
         if plan is None or stage is None:
             return
         model = stage.model
