@@ -36,8 +36,8 @@ class ForwardSize:
     inputs: dict[int, int] = field(default_factory=lambda: dict[int, int]())
     """Storage -> bytes of the inputs of blocks, kept where blocks are recomputed."""
     unpacked: list[dict[int, int]] = field(default_factory=lambda: list[dict[int, int]]())
-    """Storage -> bytes of the weights that each call of a block keeps of those made in it. They are not in `saved`: they
-    are as large for any number of rows."""
+    """Storage -> bytes of the weights that each call of a block keeps of those made in it. They are not in `saved`:
+    they are as large for any number of rows."""
     _alive: list[Any] = field(default_factory=lambda: list[Any]())
     """A storage that is freed would lend its number to another one."""
 
@@ -83,8 +83,9 @@ def shapes_only(
 
     Parameters may be on the meta device. They, and their gradients, are as they are outside: what requires none keeps
     nothing.  blocks: submodules whose activations may be computed again.  adapted: linear layer -> rank of a LoRA
-    adapter in fp32, which alone trains.  unpacked: frozen linear layers in blocks whose weight is made anew from int8 in
-    each call, in the dtype that it computes in, and kept for the backward pass.  dtype: of all floating parameters in place of their own, adapters included.
+    adapter in fp32, which alone trains.  unpacked: frozen linear layers in blocks whose weight is made anew from int8
+    in each call, in the dtype that it computes in, and kept for the backward pass.  dtype: of all floating parameters
+    in place of their own, adapters included.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     size = ForwardSize()

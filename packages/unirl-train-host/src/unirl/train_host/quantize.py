@@ -65,8 +65,8 @@ def _quantized(weight: Tensor, kind: str, name: str) -> Tensor:
         return Int8Tensor.from_hp(weight, PerRow())
     if weight.numel() % 64:
         raise RecipeError(
-            f"backend.quantize: got nf4, but layer {name!r} has {weight.numel()} weights, expected a multiple of 64, the "
-            "size of a block. Use int8."
+            f"backend.quantize: got nf4, but layer {name!r} has {weight.numel()} weights, expected a multiple of 64, "
+            "the size of a block. Use int8."
         )
     # Scales are quantized 256 at a time; a small layer may have another number of them.
     return to_nf4(weight, scaler_block_size=math.gcd(weight.numel() // 64, 256))

@@ -153,8 +153,8 @@ class BackendConfig(PartConfig):
 
     @property
     def fills_weights(self) -> bool:
-        """Whether it reads the checkpoint's values itself, tensor by tensor, also where one process trains: the model is
-        then built without values, if both have the capability `lazy-build`."""
+        """Whether it reads the checkpoint's values itself, tensor by tensor, also where one process trains: the model
+        is then built without values, if both have the capability `lazy-build`."""
         return False
 
     def memory(self, plan: Plan | None) -> TrainingMemory | None:

@@ -40,8 +40,8 @@ class TrainingMemory:
 def quantized_bytes(rows: int, columns: int, *, kind: str, itemsize: int) -> int:
     """Bytes of a quantized weight as torchao stores it. itemsize: bytes of an element of its dtype.
 
-    `int8`: a byte each, and for each row a scale in fp32 and a zero point in int8.  `nf4` (QLoRA, arXiv 2305.14314): half
-    a byte each, for each block of 64 a scale in int8, for each 256 of these a factor; their mean, and the 16 levels.
+    `int8`: a byte each, and for each row a scale in fp32 and a zero point in int8.  `nf4` (QLoRA, arXiv 2305.14314):
+    half a byte each, for each block of 64 a scale in int8, for each 256 of these a factor; their mean, and 16 levels.
     """
     elements = rows * columns
     if kind == "int8":

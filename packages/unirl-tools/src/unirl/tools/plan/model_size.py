@@ -64,8 +64,8 @@ class ModelSize:
     block_bytes: int
     """Kept by the largest block for a row."""
     unpacked_bytes: int
-    """Weights that the largest block keeps in the dtype that it computes in, for any number of rows, where they are held
-    in int8."""
+    """Weights that the largest block keeps in the dtype that it computes in, for any number of rows, where they are
+    held in int8."""
     head_bytes: int
     """Logits of a row's tokens; 0 for latents."""
     most_head_bytes: int
