@@ -75,7 +75,7 @@ def shapes_only(
     *,
     blocks: Sequence[nn.Module] = (),
     adapted: Mapping[nn.Module, int] | None = None,
-    unpacked: Iterable[nn.Linear] = (),
+    unpacked: Iterable[nn.Module] = (),
     dtype: torch.dtype | None = None,
 ) -> Generator[ForwardSize]:
     """Within the block, calls of these modules compute shapes: zeros come out. Values that go in count where
@@ -121,7 +121,7 @@ def shapes_only(
             module.forward = _on_shapes(module.forward, size, packed)
         for layer in unpacked:
             undo.callback(_put_back, layer, dict(vars(layer)))
-            layer.forward = _unpacked(layer, size, made)
+            layer.forward = _unpacked(cast(nn.Linear, layer), size, made)
         for layer, rank in (adapted or {}).items():
             undo.callback(_put_back, layer, dict(vars(layer)))
             layer.forward = _adapted(cast(nn.Linear, layer), rank, mode, own, dtype=dtype or torch.float32)
