@@ -279,8 +279,7 @@ def test_a_graph_has_one_step_unless_the_loss_couples_them(
 
 def test_operations_follow_samples_steps_and_branches(one: MemoryPlan) -> None:
     row = 192 * one.size.flops
-    # Old log-probs before the first step: of the second of two updates.
-    assert (one.flops.generate, one.flops.old_log_probs, one.flops.train) == (10 * row, 5 * row // 2, 15 * row)
+    assert (one.flops.generate, one.flops.old_log_probs, one.flops.train) == (10 * row, 5 * row, 15 * row)
     guided = planned("quickstart", "sampling.guidance_scale=2", "algorithm.kl_coef=0.1", "backend.reference_copy=true")
     assert (guided.flops.generate, guided.flops.reference, guided.flops.train) == (20 * row, 10 * row, 30 * row)
     detached = planned("quickstart", "sampling.guidance_scale=2", "train.detach_negative=true")

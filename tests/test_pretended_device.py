@@ -114,9 +114,10 @@ def test_a_micro_batch_moves_its_numbers_alone(measured: Run) -> None:
         copied = Counter[str]()
         for event, size in of_training(device.transfers):
             copied[event.what] += size
-        # To the device, once: of each of 8 samples 4 fp32, and its steps and at most two positions of each and the end
-        # in int64; of each micro-batch the schedule, 7 fp32. No latents, and no conditions.
-        assert 0 < copied["h2d"] <= 8 * (4 * 4 + (3 * steps + 1) * 8) + micro_batches * 7 * 4
+        # To the device, for the old log-probs and for the loss: of each of 8 samples 4 fp32, and its steps and at most
+        # two positions of each and the end in int64; of each micro-batch the schedule, 7 fp32. No latents, and no
+        # conditions.
+        assert 0 < copied["h2d"] <= 2 * (8 * (4 * 4 + (3 * steps + 1) * 8) + micro_batches * 7 * 4)
         # Back, of each step of a micro-batch, in fp64: 10 numbers of 6 metrics and 3 of the mismatch; once 2 weights, and
         # two fp32 of the clipping.
         assert copied["d2h"] <= micro_batches * steps * (10 + 3) * 8 + 2 * 8 + 2 * 4

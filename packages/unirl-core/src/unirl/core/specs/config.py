@@ -302,9 +302,8 @@ class TrainConfig:
     """Text: pack the samples of a micro-batch into one sequence without padding, where the model supports it. The
     numbers are the same."""
     old_log_probs: str = one_of("replay", "engine", default="replay")
-    """Source of the old log-probs: `replay` recomputes them with the training model, in a forward pass of their own but
-    for the samples of the first update, whose loss starts from the same weights; `engine` takes the engine's, where the
-    measured log-prob mismatch allows it."""
+    """Source of the old log-probs: `replay` recomputes them with the training model, `engine` takes the engine's, where
+    the measured log-prob mismatch allows it."""
     logp_mismatch_max: float | None = limit(None, least=0)
     """Largest log-prob mismatch allowed, |engine - recomputed|. None: for latents the algorithm's clip range; for text
     0.01 nats per token in fp32, or 1 where the model, the engine or the backend computes in 16 bits."""

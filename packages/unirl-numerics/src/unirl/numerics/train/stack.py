@@ -22,7 +22,6 @@ from ..diffusion.replay import check_stored_steps
 from ..loss.reduction import reduce_terms, weight_totals
 from ..loss.tally import Tally
 from .critic import critic_pair, estimated
-from .forwards import ReplayedOnce
 from .log_prob_mismatch import MeteredForward, MismatchMeter, metered
 from .partition import micro_batches
 from .updater import CriticUpdater, StepReport, Updater
@@ -49,8 +48,8 @@ def train_on(
 
     Units (`Track.unit_ids`) stay whole. Those without weight are left out; a rank with fewer than others repeats its
     last one at weight 0, since all ranks must run the same forwards. Old log-probs are recomputed before the first
-    step: those of the first update's samples by the very forward pass that the loss differentiates, as the weights are
-    the same. The log-prob mismatch with the engine is measured in these passes.
+    update, and the log-prob mismatch with the engine is measured there, or in the first update if the algorithm's
+    old-log-prob pass recomputes nothing.
     jobs: the same ones on every rank. The gradient of a step is the sum of theirs, each times its weight; their losses
     are divided by their own total weights.  train: settings of jobs that bring none.
     progress: fraction of the run that is done, 0 to 1.  version: of the weights being trained; the log-prob mismatch is
@@ -88,7 +87,7 @@ def train_on(
         raise BatchError(f"train.updates_per_step: got jobs of {sorted(updates)} updates, expected one number for all.")
     trained_critic = _critic_of(jobs, critic)
     for work in works:
-        work.anchor(since=0 if trained_critic is not None else 1)
+        work.anchor()
     steps, critic_steps, num_empty = list[StepReport](), list[StepReport](), 0
     policy_waits = critic is not None and critic.is_alone
     if trained_critic is not None:
@@ -144,39 +143,31 @@ class _Work:
     updater: Updater
     progress: float
     meter: MismatchMeter
-    _anchored: int = 0
-    """The first update whose old log-probs are computed ahead of it."""
+    _measures_first: bool = False
     tally: Tally = field(default_factory=Tally)
     first: Tally | None = None
     """Metrics of the first update of the policy alone."""
 
-    def anchor(self, *, since: int) -> None:
-        """Compute the old log-probs of the updates from this one on, on the same micro-batches: results in bf16 depend
-        on the shape. Checks the log-prob mismatch of their samples.
+    def anchor(self) -> None:
+        """Compute the old log-probs, on the same micro-batches as the updates: results in bf16 depend on the shape.
+
+        Checks the log-prob mismatch, if that pass replays anything.
         """
         with metered(self.forward, self.meter, job=self.job):
-            self.batches[since:] = [
+            self.batches = [
                 [_anchored(micro, self.job.algorithm, self.forward, self.updater) for micro in micros]
-                for micros in self.batches[since:]
+                for micros in self.batches
             ]
-        self._anchored = since
+        self._measures_first = not self.meter.was_called
         self.meter.check(self.train, self.updater)
 
     def share(self, number: int, *, measures: bool) -> _Share:
         """Its part of an update. measures: it is the first update of the policy."""
-        algorithm = self.job.algorithm
-        is_first = number < self._anchored
-        # What was replayed ahead has been measured; with the engine's log-probs, nothing was.
-        meter = self.meter if is_first or (measures and not self.meter.was_called) else None
+        algorithm, meter = self.job.algorithm, self.meter if measures and self._measures_first else None
 
-        def losses(piece: Track) -> Losses:
-            forward = self.forward
+        def losses(micro: Track) -> Losses:
             with metered(self.forward, meter, job=self.job):
-                if is_first:
-                    forward = ReplayedOnce(forward, piece)
-                    with torch.no_grad():
-                        piece = algorithm.with_old_log_probs(piece, forward)
-                return algorithm.loss(piece, forward, progress=self.progress)
+                return algorithm.loss(micro, self.forward, progress=self.progress)
 
         is_split = algorithm.separates_steps and self.train.is_serial(str(self.updater.device))
         return _Share(
@@ -188,8 +179,8 @@ class _Work:
         )
 
     def check(self) -> None:
-        """Check the mismatch measured so far, before the first step. Collective."""
-        if self.first is None:
+        """Check the mismatch measured in the first update, before its step. Collective."""
+        if self._measures_first and self.first is None:
             self.meter.check(self.train, self.updater)
 
     def merge(self, tally: Tally) -> None:

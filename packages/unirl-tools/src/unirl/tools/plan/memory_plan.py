@@ -382,14 +382,9 @@ class _Counted:
         passes = 1 + (LORA_BACKWARD if self._is_lora else FULL_BACKWARD) + memory.recomputes_blocks
         # Of branches without gradient there is a forward pass.
         kept = 1 / size.step_rows if stage.train.detach_negative else 1
-        # Those of the first update are from the forward pass that it differentiates, unless a critic needs all before.
-        updates = stage.train.updates_per_step
-        replayed = 1 if stage.needs.critic else (updates - 1) / updates
-        if stage.train.old_log_probs == "engine" or stage.needs.log_probs == "none":
-            replayed = 0
         return StepTime(
             generate=row * size.rollout_rows,
-            old_log_probs=round(scored * replayed),
+            old_log_probs=scored if stage.train.old_log_probs == "replay" and stage.needs.log_probs != "none" else 0,
             reference=scored if stage.needs.reference == "policy" else 0,
             train=round(scored * (kept * passes + 1 - kept)),
         )
