@@ -1,4 +1,4 @@
-"""What the card and the host do at best: matrix products, attention kernels, copies, checksums, and freed memory.
+"""Upper bounds of the card and the host: matrix products, attention kernels, copies, checksums, and freed memory.
 
     python benchmarks/gpu/ceilings.py --out FILE
 

@@ -181,7 +181,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBU
 
 
 def _run_within(part: Part, output: IO[str]) -> State:
-    """Run a command and all that it starts in a process group of its own, which is stopped at the limit."""
+    """Run a command in a new process group, which is stopped at the limit with everything that it started."""
     process = subprocess.Popen(
         part.command, cwd=ROOT, env={**os.environ, **OFFLINE}, stdout=output, stderr=output, start_new_session=True
     )

@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="version of Python over there")
     parser.add_argument("--platform", default="x86_64-manylinux_2_28")
-    parser.add_argument("--ray", action="store_true", help="pack Ray as well, in an archive of its own")
+    parser.add_argument("--ray", action="store_true", help="pack Ray as well, in a second archive")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, dists in (("site", SITE), *((("ray", RAY),) if options.ray else ())):

@@ -74,7 +74,7 @@ LIMITS_S = {
     "ray-shared-memory": 90,
     "ray-sd3-colocate": 150,
 }
-"""Of runs of ours; the others have 60 s."""
+"""Time limits of UniRL runs, in seconds; others have 60 s."""
 SLOWER = 5
 """Times the limits of a dry run, on a few shared cores."""
 NEEDS = {"sd3": "checkpoint-sd35", "ray-sd3": "checkpoint-sd35", "wan": "checkpoint-wan21", "text": "checkpoint-qwen3"}
@@ -156,7 +156,7 @@ CONFORMANCE = (
     # Nothing of a dist's files and imports depends on a GPU.
     "--without=plugin:*",
 )
-"""What fits 80 s with eight processes. `-k cuda` leaves out the same claims on the CPU."""
+"""A selection of claims that fits 80 s with eight processes. `-k cuda` leaves out the same claims on the CPU."""
 
 
 def _checkpoint(name: str, model: str, work: Path, *, is_dry: bool) -> Part:

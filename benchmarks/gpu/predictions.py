@@ -1,4 +1,4 @@
-"""What each part should measure on an H100 and an H200, by formula: written down before anything ran on either.
+"""Predicted measurements of each part on an H100 and an H200, by formula, written before the first run on either.
 
     python benchmarks/gpu/predictions.py        prints the table of the README
 

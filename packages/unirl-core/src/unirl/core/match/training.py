@@ -24,7 +24,7 @@ def rows_trained(plan: Plan, stage: Stage) -> int:
 
 
 def training_problems(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[Reason]:
-    """Of a stage with an algorithm. at: section -> its key for this stage."""
+    """Invalid training settings of a stage with an algorithm. at: section -> its key for this stage."""
     yield from _geometry(plan, stage, at)
     yield from _comparison(plan, stage, at)
     yield from _old_log_probs(stage)

@@ -312,7 +312,7 @@ class TrainConfig:
     16 bits."""
 
     def is_serial(self, device: str) -> bool:
-        """What `replay` means on a device, such as `cuda:0`."""
+        """Whether steps are replayed one by one on a device such as `cuda:0`; `auto` counts as an accelerator."""
         return self.replay == "serial" or (self.replay == "auto" and device.partition(":")[0] != "cpu")
 
 

@@ -141,7 +141,7 @@ class LatentSegment(Batch):
     sampler: Sampler = shared()
     """Kernel and guidance that computed the trajectories."""
     draws: tuple[int, ...] | None = shared(default=None)
-    """Of the points that a loss draws for each sample, those to train on; None is all of them."""
+    """Indices of the drawn points to train on, of those that a loss draws for each sample; None is all of them."""
     initial_noise: tuple[str, ...] | None = rows(default=None)
     """Digest of the x_T that each sample started from, `unirl.numerics.noise.noise_digest`."""
     step_noise_ids: tuple[tuple[str, ...], ...] | None = rows(default=None)

@@ -42,7 +42,7 @@ def replay(
     only_positive: see `guided_velocity`.
     means: [n, S, ...] of the steps, if known: the velocity is then not called.
 
-    Calls the velocity (1 if stacked else S) * guidance.num_forwards times, also for padding: ranks that replay
+    Calls `guided_velocity` 1 (stacked) or S times, also for padding: ranks that replay
     together must call it equally often.
 
     Raises ValueError when a step's latents are not stored, naming the row and the step.
@@ -143,7 +143,7 @@ def velocity_at(
     stacked: one forward of n * k rows, or k forwards of n rows; they agree to fp32 rounding.  only_positive: see
     `guided_velocity`.
 
-    Calls the velocity (1 if stacked else k) * guidance.num_forwards times.
+    Calls `guided_velocity` 1 (stacked) or k times.
     """
 
     def block(columns: slice) -> Tensor:
