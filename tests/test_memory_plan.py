@@ -219,7 +219,7 @@ def test_rewards_are_counted_on_the_devices_that_they_use(one: MemoryPlan, tmp_p
     assert "reward.pick" not in train.items, "on the CPU"
     result = planned("quickstart", "+reward@reward.pick=pickscore", "reward.pick.path=nobody/nothing", of=one)
     assert result.processes == one.processes
-    assert "weights of reward.pick, which are not on this machine" in result.notes
+    assert "weights of reward.pick, which cannot be read on this machine" in result.notes
 
 
 def test_what_does_not_fit_beside_a_train_rank_is_named_by_its_key(one: MemoryPlan, tmp_path: Path) -> None:

@@ -244,6 +244,8 @@ class _Counted:
         if (count := self._processes.reference) and self._stage.needs.reference == "policy":
             items = {"weights": self._size.weight_bytes, **self._samples_of(count)}
             processes.append(Process(role="reference", count=count, items=items))
+        if self._stage.needs.reward == "differentiable":
+            notes.append("more than one step or draw per sample in the graph of backpropagated rewards")
         for pool, items in self._rewards.workers():
             is_beside = pool.device == "shared"
             processes.append(Process(role="reward", count=pool.count, items=items, shares_device=is_beside))

@@ -51,7 +51,7 @@ class RewardMemory:
         """What is not counted."""
         choices = self._plan.rewards
         unknown = [choice.key for name, choice in choices.items() if self._bytes[name] is None]
-        result = [f"weights of {', '.join(unknown)}, which are not on this machine"] if unknown else []
+        result = [f"weights of {', '.join(unknown)}, which cannot be read on this machine"] if unknown else []
         if any(self._bytes[name] != 0 for name in self._stage.rewards if self._is_in_loss(name)):
             result.append("activations of rewards whose gradient the loss takes")
         return result
@@ -65,15 +65,15 @@ class RewardMemory:
 
 def device_bytes(choice: Choice[RewardSpec, RewardConfig]) -> int | None:
     """Weights of a reward on its device: every element of its checkpoints, in the dtype that it loads them in. 0 for a
-    reward that computes on the CPU; None where a checkpoint is not on this machine."""
+    reward that computes on the CPU; None where a checkpoint cannot be read on this machine."""
     with choice.attributed():
         weights = choice.config.device_weights()
     total = 0
     for key, dtype in weights.items():
-        files = _files(str(getattr(choice.config, key.removeprefix("."))))
-        if not (files and dtype):
-            return None
         try:
+            files = _files(str(getattr(choice.config, key.removeprefix("."))))
+            if not (files and dtype):
+                return None
             total += sum(map(_elements, files)) * getattr(torch, dtype).itemsize
         except (OSError, RuntimeError, ValueError, SafetensorError, pickle.UnpicklingError):
             # Loading reports a damaged file.
