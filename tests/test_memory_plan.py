@@ -29,6 +29,7 @@ TOLERANCE = 0.15
 """Accuracy of a plan. Weights, state and trajectories are exact; prompts count with the length of the longest."""
 
 SMALL = ("data.prompts_per_step=4", "data.samples_per_prompt=4", "run.threads=1", "run.device=cpu", "~tracker.report")
+QUANTIZED = ("quickstart", *SMALL, "train.replay=serial", "backend.trains=lora", "train.micro_batch_size=3")
 RECIPES = {
     "full": ("quickstart", *SMALL),
     "lora": ("quickstart", *SMALL, "backend.trains=lora", "sampling.guidance_scale=2", "train.micro_batch_size=3"),
@@ -48,6 +49,8 @@ RECIPES = {
         *("quickstart", *SMALL, "backend.activation_checkpointing=true", "train.replay=serial"),
         *("backend.trains=lora", "train.micro_batch_size=3"),
     ),
+    "int8": (*QUANTIZED, "backend.quantize=int8", "backend.activation_checkpointing=true"),
+    "nf4": (*QUANTIZED, "backend.quantize=nf4"),
     "step by step": ("quickstart", *SMALL, "sampling.guidance_scale=2", "train.replay=serial"),
     "step by step, one branch": (
         *("quickstart", *SMALL, "sampling.guidance_scale=2", "train.replay=serial", "train.detach_negative=true"),

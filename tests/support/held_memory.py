@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tensor_meter import Meter, references
+from tensor_meter import Meter, references, stored
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -110,9 +110,10 @@ def kept_for_backward(module: torch.nn.Module) -> Generator[Meter]:
     autograd saves, and, of blocks with activation checkpointing, what they are called with and what a backward pass
     computes again."""
     own = {
-        tensor.untyped_storage()._cdata
+        part.untyped_storage()._cdata
         for tensor in (*module.parameters(), *module.buffers())
         if not isinstance(tensor, DTensor)
+        for part in stored(tensor)
     }
     meter = Meter(without=own)
     blocks = [block for block in module.modules() if isinstance(vars(block).get("forward"), functools.partial)]
@@ -156,7 +157,7 @@ class _Again(TorchDispatchMode):
 
 def size_of(tensors: Iterable[Tensor]) -> int:
     """Bytes of the tensors; of sharded ones, this rank's part."""
-    return sum((tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes for tensor in tensors)
+    return sum(part.nbytes for tensor in tensors for part in stored(tensor))
 
 
 def _full_length(track: Track, plan: Plan) -> Track:

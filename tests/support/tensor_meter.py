@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 
@@ -68,7 +68,16 @@ class Meter(TorchDispatchMode):
 
 def references(tensors: Iterable[Tensor]) -> dict[int, StorageWeakRef]:
     """Storages of tensors, which do not keep them alive; of sharded ones, this rank's."""
-    locals_ = (tensor._local_tensor if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    locals_ = (part for tensor in tensors for part in stored(tensor))
     # Shapes take no memory.
     storages = (x.untyped_storage() for x in locals_ if x.device.type != "meta" and not isinstance(x, FakeTensor))
     return {storage._cdata: StorageWeakRef(storage) for storage in storages}
+
+
+def stored(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a tensor stores its values in: itself, this rank's shard, or codes and scales of a quantized one."""
+    if isinstance(tensor, DTensor):
+        return stored(tensor._local_tensor)
+    if not is_traceable_wrapper_subclass(tensor) or isinstance(tensor, FakeTensor):
+        return [tensor]
+    return [part for name in tensor.__tensor_flatten__()[0] for part in stored(getattr(tensor, name))]

@@ -9,12 +9,32 @@ from unirl.backends.fsdp2.config import AverageConfig, Fsdp2Config, MeshConfig
 from unirl.backends.fsdp2.plugin import SPEC
 from unirl.core.limits import broken_limits
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import RunConfig
+from unirl.core.specs.config import LauncherConfig, RunConfig
+from unirl.core.specs.memory import Processes
 from unirl.core.specs.spec import AlgorithmSpec, ModelSpec
 
 
+class Started(LauncherConfig):
+    def __init__(self, processes):
+        super().__init__()
+        self._processes = processes
+
+    @property
+    def processes(self):
+        return self._processes
+
+
 def plan(
-    config, *, needs=None, when=None, kl_coef=0.0, wrap_blocks=("Block",), has_reference_workers=False, **of_model
+    config,
+    *,
+    needs=None,
+    when=None,
+    kl_coef=0.0,
+    wrap_blocks=("Block",),
+    has_reference_workers=False,
+    reads_weights=True,
+    processes=None,
+    **of_model,
 ):
     """The parts of a plan and its stage that the check reads."""
     algorithm = AlgorithmSpec(name="a", summary="", build="", config="", needs=needs or Needs(), when=when or {})
@@ -25,8 +45,10 @@ def plan(
         model=SimpleNamespace(name="m", spec=model, config=SimpleNamespace(**of_model)),
         needs=algorithm.needs.merged(algorithm.when["kl_coef"]) if kl_coef else algorithm.needs,
         teacher=None,
+        engine=SimpleNamespace(name="e", spec=SimpleNamespace(reads_weights=reads_weights)),
     )
-    return SimpleNamespace(only=stage, has_reference_workers=has_reference_workers, run=RunConfig())
+    launcher = None if processes is None else SimpleNamespace(name="l", config=Started(processes))
+    return SimpleNamespace(only=stage, has_reference_workers=has_reference_workers, launcher=launcher, run=RunConfig())
 
 
 def reasons(plan) -> list[str]:
@@ -119,6 +141,40 @@ def test_blocks_are_not_compiled_where_that_breaks_a_promise_or_has_not_been_run
         assert any(reason.startswith(f"backend.compile: got blocks with mesh.{axis}=2") for reason in shared)
     (reason,) = reasons(plan(Fsdp2Config(compile="blocks"), wrap_blocks=()))
     assert reason.startswith("backend.compile: model 'm' names no blocks")
+
+
+def test_a_quantized_base_is_refused_where_it_cannot_be_the_policy(monkeypatch):
+    small = {"quantize": "int8", "activation_checkpointing": True}
+    assert reasons(plan(Fsdp2Config(**small), processes=Processes())) == []
+    assert reasons(plan(Fsdp2Config(quantize="nf4"))) == []
+    (reason,) = reasons(plan(Fsdp2Config(quantize="int8")))
+    assert reason.startswith("backend.quantize: got int8 without activation_checkpointing: autograd would keep")
+    for case, says in {
+        "full": "but quantized weights cannot be trained. Use backend.trains=lora.",
+        "bf16": "with mixed_precision=bf16, which wraps the module",
+        "always": "with shard=always, which wraps the module",
+        "compiled": "with compile=blocks, which has not been tried",
+        "ranks": "with 2 train ranks; quantized weights cannot be sharded",
+        "engine": "but engine 'e' samples with weights that are not quantized",
+        "rollout": "but other processes of launcher 'l' hold weights that are not quantized",
+        "reference": "but other processes of launcher 'l' hold weights that are not quantized",
+        "blocks": "but model 'm' names no blocks to quantize",
+    }.items():
+        of_config = {"full": {"trains": "full"}, "bf16": {"mixed_precision": "bf16"}, "always": {"shard": "always"}}
+        of_config["compiled"] = {"compile": "blocks"}
+        of_plan = {
+            "ranks": {"processes": Processes(train=2)},
+            "engine": {"reads_weights": False, "processes": Processes(rollout=1)},
+            "rollout": {"processes": Processes(rollout=1)},
+            "reference": {"processes": Processes(reference=1)},
+            "blocks": {"wrap_blocks": ()},
+        }
+        config = Fsdp2Config(quantize="nf4", **of_config.get(case, {}))
+        (reason,) = reasons(plan(config, **of_plan.get(case, {})))
+        assert reason.startswith("backend.quantize: got nf4") and says in reason, case
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (reason,) = reasons(plan(Fsdp2Config(quantize="nf4")))
+    assert reason.endswith("which needs torchao. Install it: `pip install 'unirl-train-host[quantize]'`.")
 
 
 def test_the_example_of_the_readme_runs(capsys):

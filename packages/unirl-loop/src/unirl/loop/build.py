@@ -69,8 +69,9 @@ def build_parts(
 
     rewards: where another process scores, only those that a loss backpropagates, or none if no loss is computed.
     with_engine: False where another process generates.  lazy: this process is one of several
-    ranks that train, so the model is built without values and the backend fills in this rank's shards, if both can; a
-    teacher is sharded by the backend of its first student.
+    ranks that train, so the model is built without values and the backend fills in this rank's shards, if both can, as
+    it does for a backend that says so (`BackendConfig.fills_weights`); a teacher is sharded by the backend of its first
+    student.
     offload: offload each backend before the next one is built.
 
     A model whose weights are not used in this process is built without values, if it can, and gets no backend.
@@ -103,7 +104,8 @@ def build_parts(
             is_used = _is_used(plan, name, with_engine=with_engine, with_losses=rewards != "none")
             keeper = _keeper(plan, learner, with_engine=with_engine) if lazy else learner
             empty = (learner.model, keeper.backend) if is_used else (learner.model,)
-            is_lazy = (lazy or not is_used) and all(
+            fills = learner.backend is not None and learner.backend.config.fills_weights
+            is_lazy = (lazy or fills or not is_used) and all(
                 part is not None and Cap.LAZY_BUILD in part.spec.capabilities for part in empty
             )
             context: dict[str, Any] = {"lazy": True} if is_lazy else {}

@@ -117,7 +117,10 @@ def _quantized(folder: Path, settings: Mapping[str, Any]) -> Iterator[Reason]:
                 f"{str(folder)!r} is quantized with {kind}, by the quantization_config in its config.json; quantized "
             )
             text += "weights cannot be trained, nor receive updates. Use the checkpoint that it was made from, or save "
-            text += "this one without quantization: `model.dequantize()` of transformers."
+            text += (
+                "this one without quantization: `model.dequantize()` of transformers. To train adapters on weights in "
+            )
+            text += "8 or 4 bits, set backend.quantize: it quantizes an ordinary checkpoint."
             yield Reason(key=".path", text=text)
             return
 

@@ -35,6 +35,9 @@ class ForwardSize:
     """Storage -> bytes kept by each call of a block."""
     inputs: dict[int, int] = field(default_factory=lambda: dict[int, int]())
     """Storage -> bytes of the inputs of blocks, kept where blocks are recomputed."""
+    unpacked: list[dict[int, int]] = field(default_factory=lambda: list[dict[int, int]]())
+    """Storage -> bytes of the weights that each call of a block keeps of those made in it. They are not in `saved`:
+    they are as large for any number of rows."""
     _alive: list[Any] = field(default_factory=lambda: list[Any]())
     """A storage that is freed would lend its number to another one."""
 
@@ -55,6 +58,11 @@ class ForwardSize:
         sizes = [sum(size for key, size in block.items() if key not in self.inputs) for block in self.blocks]
         return max(sizes, default=0)
 
+    @property
+    def unpacked_bytes(self) -> int:
+        """The most weights that one block keeps of those made in it."""
+        return max((sum(block.values()) for block in self.unpacked), default=0)
+
     def observe(self, tensor: Tensor, into: dict[int, int]) -> None:
         storage = tensor.untyped_storage()
         self._alive.append(storage)
@@ -67,6 +75,7 @@ def shapes_only(
     *,
     blocks: Sequence[nn.Module] = (),
     adapted: Mapping[nn.Module, int] | None = None,
+    unpacked: Iterable[nn.Module] = (),
     dtype: torch.dtype | None = None,
 ) -> Generator[ForwardSize]:
     """Within the block, calls of these modules compute shapes: zeros come out. Values that go in count where
@@ -74,15 +83,20 @@ def shapes_only(
 
     Parameters may be on the meta device. They, and their gradients, are as they are outside: what requires none keeps
     nothing.  blocks: submodules whose activations may be computed again.  adapted: linear layer -> rank of a LoRA
-    adapter in fp32, which alone trains.  dtype: of all floating parameters in place of their own, adapters included.
+    adapter in fp32, which alone trains.  unpacked: frozen linear layers in blocks whose weight is made anew from int8
+    in each call, in the dtype that it computes in, and kept for the backward pass.  dtype: of all floating parameters
+    in place of their own, adapters included.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     size = ForwardSize()
     own: set[int] = set()
+    made: dict[int, int] = {}
     inside: list[dict[int, int]] = []
 
     def packed(tensor: Tensor) -> Tensor:
-        if _number(tensor) not in own:
+        if _number(tensor) in made:
+            size.observe(tensor, size.unpacked[-1])
+        elif _number(tensor) not in own:
             size.observe(tensor, size.saved)
             if inside:
                 size.observe(tensor, inside[-1])
@@ -94,6 +108,7 @@ def shapes_only(
             if isinstance(value, Tensor) and _number(value) not in own:
                 size.observe(value, size.inputs)
         inside.append({})
+        size.unpacked.append({})
 
     def left(*_: Any) -> None:
         size.blocks.append(inside.pop())
@@ -104,6 +119,9 @@ def shapes_only(
             _make_fake(module, mode, own, dtype=dtype, frozen=bool(adapted))
             undo.callback(_put_back, module, dict(vars(module)))
             module.forward = _on_shapes(module.forward, size, packed)
+        for layer in unpacked:
+            undo.callback(_put_back, layer, dict(vars(layer)))
+            layer.forward = _unpacked(cast(nn.Linear, layer), size, made)
         for layer, rank in (adapted or {}).items():
             undo.callback(_put_back, layer, dict(vars(layer)))
             layer.forward = _adapted(cast(nn.Linear, layer), rank, mode, own, dtype=dtype or torch.float32)
@@ -156,6 +174,19 @@ def _adapted(
         result = plain(x)
         delta = nn.functional.linear(nn.functional.linear(x.to(dtype), a), b)
         return (result + delta * 2.0).to(result.dtype)
+
+    return forward
+
+
+def _unpacked(layer: nn.Linear, size: ForwardSize, made: dict[int, int]) -> Callable[[Tensor], Tensor]:
+    """The layer with a weight in int8, as torchao computes it."""
+
+    def forward(x: Tensor) -> Tensor:
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        weight = torch.empty_like(layer.weight, dtype=dtype)
+        size.observe(weight, made)
+        return nn.functional.linear(x, weight, layer.bias).to(x.dtype)
 
     return forward
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = ["first_not_finite"]
 
@@ -69,6 +70,9 @@ def _not_finite(module: nn.Module) -> str:
 
 def _is_finite(tensor: Tensor) -> bool:
     own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if is_traceable_wrapper_subclass(own):
+        # Such as a quantized weight: codes and scales.
+        return all(_is_finite(getattr(own, name)) for name in own.__tensor_flatten__()[0])
     return own.is_meta or bool(own.isfinite().all())
 
 

@@ -28,6 +28,7 @@ from .critic import Critic
 from .critic_nets import critic_net
 from .export import Source, gathered
 from .optimizer import Optimizer
+from .quantize import is_quantized, quantize
 from .ranks import Ranks
 from .sharding import allocate, compile_blocks, fill, find_blocks, recompute, reshard, shard
 from .updater import ShardedUpdater
@@ -74,6 +75,8 @@ class ShardedBackend(Backend):
         if config.compile == "blocks":
             compile_blocks(blocks, device=self._device)
         self._ranks = self._join(model)
+        if config.quantize != "none":
+            self._quantize(model, blocks)
         self._wraps = self._distribute(model, blocks)
         self._held: dict[str, Tensor] = dict(self._module.named_parameters())
         self._params = {name: param for name, param in self._held.items() if param.requires_grad}
@@ -321,6 +324,17 @@ class ShardedBackend(Backend):
         targets = names_in(model.spec.lora_targets, self._module, may_be_empty=True)
         return add_lora(self._module, self._config.lora, default_targets=targets, seed=seed, device=self._device)
 
+    def _quantize(self, model: Model, blocks: Sequence[nn.Module]) -> None:
+        ranks, how = self._ranks, self._config.quantize
+        if ranks.num_ranks * ranks.num_sequence * ranks.num_tensor > 1:
+            raise RecipeError(
+                f"backend.quantize: got {how} on several ranks, and quantized weights cannot be sharded. Start one "
+                "process, or use none."
+            )
+        quantize(
+            self._module, blocks, kind=how, device=self._device, fill=lambda tensors: model.fill(self._plain(tensors))
+        )
+
     def _averages(self) -> dict[str, Average]:
         return {name: copy for name, copy in self._copies.items() if isinstance(copy, Average)}
 
@@ -363,12 +377,14 @@ class ShardedBackend(Backend):
         return {plain: Source(name=name, delta=deltas.get(name)) for plain, name in plain_names(self._held).items()}
 
     def _plain(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """These tensors of the module by the names that they have without adapters, and without those of adapters."""
+        """These tensors of the module by the names that they have without adapters, without those of adapters and
+        without quantized ones, which have their values."""
         if self._config.trains == "full":
             return dict(tensors)
         from .adapters import plain_names
 
-        return {plain: tensors[name] for plain, name in plain_names(tensors).items()}
+        named = {plain: tensors[name] for plain, name in plain_names(tensors).items()}
+        return {plain: tensor for plain, tensor in named.items() if not is_quantized(tensor)}
 
     def _holders(self, kind: str) -> dict[str, Tensor]:
         """The live tensors, by the names that `weights` exports them under."""

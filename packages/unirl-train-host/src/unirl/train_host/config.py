@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.match.mismatch_bounds import SIXTEEN_BITS
-from unirl.core.specs.config import BackendConfig
+from unirl.core.specs.config import BackendConfig, LauncherConfig
 from unirl.core.specs.memory import TrainingMemory
 
 if TYPE_CHECKING:
@@ -96,11 +97,20 @@ class ShardedConfig(BackendConfig):
     """`blocks`: compile each block of the model by torch.compile, for training and for rollouts in process. The first
     steps take longer by the compilation, and so does a new shape, once; torch caches what it compiled on disk
     (`TORCHINDUCTOR_CACHE_DIR`), for all ranks of a machine."""
+    quantize: str = one_of("none", "int8", "nf4", default="none")
+    """Keep the frozen weights of linear layers in the model's blocks in 8 bits (symmetric, one scale for each output
+    channel) or 4 bits (QLoRA's NF4), through torchao. With LoRA, on one rank, with an engine that samples with this
+    module."""
     defer_gradient_sync: bool = True
     """Reduce gradients over the ranks once per update instead of per micro-batch. Less communication, but each rank
     then holds the full, unsharded gradients of the trainable weights."""
 
     rounding_only = ("activation_checkpointing", "compile")
+
+    @property
+    def fills_weights(self) -> bool:
+        """See `BackendConfig`: quantized layer by layer, so that the model is never held in its dtype."""
+        return self.quantize != "none"
 
     def kept(self, *, shard: int, sequence: int, optimizer_bytes: int = 8) -> TrainingMemory | None:
         """Memory that a backend keeps on a mesh without tensor parallelism; None with a critic, a separate model.
@@ -127,6 +137,7 @@ class ShardedConfig(BackendConfig):
             compute_dtype={"bf16": "bfloat16", "fp16": "float16"}.get(self.mixed_precision, ""),
             whole_gradients=self.defer_gradient_sync,
             recomputes_blocks=self.activation_checkpointing,
+            quantized="" if self.quantize == "none" else self.quantize,
         )
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
@@ -136,6 +147,10 @@ class ShardedConfig(BackendConfig):
                 key=".reference_copy",
                 text="got true, but with LoRA the reference policy is the model without its adapter; leave it out.",
             )
+        if self.quantize != "none":
+            yield from self._for_quantized()
+            if plan is not None and stage is not None:
+                yield from self._for_quantized_in(plan, stage)
         if plan is not None and stage is not None:
             yield from self._for_the_algorithm(plan, stage)
             yield from self._for_the_model(stage)
@@ -145,6 +160,48 @@ class ShardedConfig(BackendConfig):
                     text=f"got {self.compile} with run.batch_invariant=true; kernels are compiled for the shapes at "
                     "hand, and torch promises no equal bits between them. Use none.",
                 )
+
+    def _for_quantized(self) -> Iterator[Reason]:
+        key, what = ".quantize", f"got {self.quantize}"
+        if importlib.util.find_spec("torchao") is None:
+            text = f"{what}, which needs torchao. Install it: `pip install 'unirl-train-host[quantize]'`."
+            yield Reason(key=key, text=text)
+        if self.trains == "full":
+            yield Reason(key=key, text=f"{what}, but quantized weights cannot be trained. Use backend.trains=lora.")
+        if self.mixed_precision != "none":
+            text = f"{what} with mixed_precision={self.mixed_precision}, which wraps the module, and quantized weights "
+            text += "cannot be sharded. Use mixed_precision=none with model.autocast=bfloat16 where the model has it."
+            yield Reason(key=key, text=text)
+        if self.compile != "none":
+            yield Reason(
+                key=key, text=f"{what} with compile={self.compile}, which has not been tried; use none for one."
+            )
+        if self.quantize == "int8" and not self.activation_checkpointing:
+            text = f"{what} without activation_checkpointing: autograd would keep the weights of every layer in the "
+            text += "model's dtype for the backward pass. Set activation_checkpointing=true, or use nf4."
+            yield Reason(key=key, text=text)
+
+    def _for_quantized_in(self, plan: Plan, stage: Stage) -> Iterator[Reason]:
+        key, what, model, engine = ".quantize", f"got {self.quantize}", stage.model, stage.engine
+        if not model.spec.wrap_blocks:
+            yield Reason(key=key, text=f"{what}, but model {model.name!r} names no blocks to quantize; use none.")
+        launcher = plan.launcher.config if plan.launcher is not None else LauncherConfig()
+        assert isinstance(launcher, LauncherConfig), "the catalog checks the base class of configs"
+        processes = launcher.processes
+        if processes.train > 1:
+            text = f"{what} with {processes.train} train ranks; quantized weights cannot be sharded. Use one, or none."
+            yield Reason(key=key, text=text)
+        elif not engine.spec.reads_weights:
+            text = f"{what}, but engine {engine.name!r} samples with weights that are not quantized, so with another "
+            yield Reason(key=key, text=text + "policy than the one that trains. Use engine=trainside.")
+        elif processes.rollout or processes.reference:
+            text = (
+                f"{what}, but other processes of launcher {plan.launcher.name if plan.launcher else ''!r} hold weights "
+            )
+            text += (
+                "that are not quantized, so another policy than the one that trains. Have the train rank do their work."
+            )
+            yield Reason(key=key, text=text)
 
     def _for_the_algorithm(self, plan: Plan, stage: Stage) -> Iterator[Reason]:
         assert stage.algorithm is not None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from unirl.core.types.weights import MadeTensors
 
+from .quantize import dequantized
 from .sharding import full
 
 __all__ = ["Delta", "Source", "gathered"]
@@ -45,7 +46,7 @@ def gathered(
 
     @torch.no_grad()
     def whole(source: Source) -> Tensor:
-        weight = full(shard_of(source.name))
+        weight = full(dequantized(shard_of(source.name)))
         if source.delta is None:
             return weight
         change = full(shard_of(source.delta.b)) @ full(shard_of(source.delta.a))

@@ -160,6 +160,12 @@ class BackendConfig(PartConfig):
         """Number of neighbouring ranks that hold the same rows, because they share the work on each."""
         return 1
 
+    @property
+    def fills_weights(self) -> bool:
+        """Whether it reads the checkpoint's values itself, tensor by tensor, also where one process trains: the model
+        is then built without values, if both have the capability `lazy-build`."""
+        return False
+
     def memory(self, plan: Plan | None) -> TrainingMemory | None:
         """Memory that it needs with these settings, for `unirl plan`; None if unknown. plan: as in `problems`."""
         return None

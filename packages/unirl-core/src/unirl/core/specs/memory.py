@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Processes", "RewardProcesses", "TrainingMemory"]
+__all__ = ["Processes", "RewardProcesses", "TrainingMemory", "quantized_bytes"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,21 @@ class TrainingMemory:
     """Every rank holds the gradients of all trained parameters until the end of an update."""
     recomputes_blocks: bool = False
     """A backward pass computes the activations of each block again."""
+    quantized: str = ""
+    """Kind of the frozen weights of linear layers in blocks, `int8` or `nf4`; empty leaves them in their dtype."""
+
+
+def quantized_bytes(rows: int, columns: int, *, kind: str, itemsize: int) -> int:
+    """Bytes of a quantized weight as torchao stores it. itemsize: bytes of an element of its dtype.
+
+    `int8`: a byte each, and for each row a scale in fp32 and a zero point in int8.  `nf4` (QLoRA, arXiv 2305.14314):
+    half a byte each, for each block of 64 a scale in int8, for each 256 of these a factor; their mean, and 16 levels.
+    """
+    elements = rows * columns
+    if kind == "int8":
+        return elements + 5 * rows
+    blocks = elements // 64
+    return elements // 2 + blocks + itemsize * (blocks // math.gcd(blocks, 256) + 17)
 
 
 @dataclass(frozen=True, kw_only=True)

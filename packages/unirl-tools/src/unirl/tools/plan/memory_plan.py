@@ -348,7 +348,7 @@ class _Counted:
             return kept * size.saved_bytes / sequence
         # Blocks are computed again for one forward pass at a time.
         again = rows if is_serial else kept
-        return (kept * size.kept_bytes + again * size.block_bytes) / sequence
+        return (kept * size.kept_bytes + again * size.block_bytes) / sequence + size.unpacked_bytes
 
     def _gathered(self) -> float:
         """A block whole, the next one, and the root, in the dtype that is computed in."""

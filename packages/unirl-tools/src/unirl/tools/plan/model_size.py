@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unirl.core.errors import RecipeError
 from unirl.core.roles import Model, diffusion_model, text_model
 from unirl.core.specs.facts import adapted_layers, names_in
-from unirl.core.specs.memory import TrainingMemory
+from unirl.core.specs.memory import TrainingMemory, quantized_bytes
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, SamplingConfig, TextSamplingConfig
 from unirl.loop.costs import latent_step_cost
@@ -32,7 +32,7 @@ class ModelSize:
     in; a row is one sample at one denoising step, or one text."""
 
     weight_bytes: int
-    """Parameters and buffers of `trainable`."""
+    """Parameters and buffers of `trainable`, those that are quantized as they are then."""
     buffer_bytes: int
     """Buffers in `weight_bytes`, which are not sharded."""
     trained_bytes: int
@@ -63,6 +63,9 @@ class ModelSize:
     """The same for a row with blocks that are recomputed: tensors outside of blocks, and the inputs of blocks."""
     block_bytes: int
     """Kept by the largest block for a row."""
+    unpacked_bytes: int
+    """Weights that the largest block keeps in the dtype that it computes in, for any number of rows, where they are
+    held in int8."""
     head_bytes: int
     """Logits of a row's tokens; 0 for latents."""
     most_head_bytes: int
@@ -97,13 +100,14 @@ def model_size(
     module = model.trainable
     blocks = _blocks(module, names_in(model.spec.wrap_blocks, module))
     adapted = _adapted(model, memory)
+    quantized = _quantized(blocks) if memory.quantized else []
     params = list(module.parameters())
     trained = [param for param in params if param.requires_grad]
     in_blocks = {id(param) for block in blocks for param in block.parameters()}
     adapters = [memory.lora_rank * (layer.in_features + layer.out_features) for layer in adapted]
     layers = [memory.lora_rank * max(layer.in_features, layer.out_features) for layer in adapted]
     encode, decode = _other_parts(model)
-    forward = _Row(model, memory=memory, blocks=blocks, adapted=adapted, trajectory=trajectory)
+    forward = _Row(model, memory=memory, blocks=blocks, adapted=adapted, quantized=quantized, trajectory=trajectory)
     try:
         if isinstance(sampling, LatentSamplingConfig):
             forward.latent(inputs, sampling)
@@ -114,7 +118,7 @@ def model_size(
             f"model: {model.spec.name!r} cannot be run on shapes alone, so its memory cannot be predicted: {error}"
         ) from error
     return ModelSize(
-        weight_bytes=_bytes([*params, *module.buffers()]),
+        weight_bytes=_bytes([*params, *module.buffers()]) - sum(_saved(layer, memory.quantized) for layer in quantized),
         buffer_bytes=_bytes(module.buffers()),
         trained_bytes=_bytes(trained),
         trained_elements=sum(param.numel() for param in trained),
@@ -128,6 +132,7 @@ def model_size(
         saved_bytes=forward.size.saved_bytes,
         kept_bytes=forward.size.kept_bytes,
         block_bytes=forward.size.block_bytes,
+        unpacked_bytes=forward.size.unpacked_bytes,
         flops=forward.size.flops,
         most_head_bytes=4 * LOGITS_BUDGET,
         **forward.row,
@@ -148,11 +153,14 @@ class _Row:
         memory: TrainingMemory,
         blocks: Sequence[nn.Module],
         adapted: Sequence[nn.Linear],
+        quantized: Sequence[nn.Linear],
         trajectory: Literal["none", "window", "full"],
     ) -> None:
         self._model, self._blocks = model, blocks
         self._trajectory: Literal["none", "window", "full"] = trajectory
         self._adapted = dict.fromkeys(cast("Sequence[nn.Module]", adapted), memory.lora_rank)
+        # The backward pass of nf4 makes the weight again.
+        self._unpacked = quantized if memory.quantized == "int8" else ()
         self._dtype = getattr(torch, memory.compute_dtype) if memory.compute_dtype else None
 
     def latent(self, inputs: Inputs, sampling: LatentSamplingConfig) -> None:
@@ -220,7 +228,9 @@ class _Row:
 
     def _shapes(self) -> Any:
         roots = _roots(self._model.trainable, self._blocks)
-        return shapes_only(roots, blocks=self._blocks, adapted=self._adapted, dtype=self._dtype)
+        return shapes_only(
+            roots, blocks=self._blocks, adapted=self._adapted, unpacked=self._unpacked, dtype=self._dtype
+        )
 
 
 def _conditions(model: Any, inputs: Inputs, *, sampling: LatentSamplingConfig) -> dict[str, Any]:
@@ -284,6 +294,18 @@ def _adapted(model: Model, memory: TrainingMemory) -> list[nn.Linear]:
     may_train = {name: layer.weight.requires_grad for name, layer in layers.items()}
     kinds = {name: type(part).__name__ for name, part in named.items()}
     return [layers[name] for name in adapted_layers(targets, may_train, module=kinds[""], kinds=kinds)]
+
+
+def _quantized(blocks: Sequence[nn.Module]) -> list[nn.Linear]:
+    """Layers that backends quantize."""
+    parts = dict.fromkeys(part for block in blocks for part in block.modules())
+    return [part for part in parts if isinstance(part, nn.Linear)]
+
+
+def _saved(layer: nn.Linear, kind: str) -> int:
+    """Bytes that a quantized weight takes less."""
+    size = layer.weight.element_size()
+    return layer.weight.numel() * size - quantized_bytes(*layer.weight.shape, kind=kind, itemsize=size)
 
 
 def _leaves(value: Any) -> list[Tensor]:

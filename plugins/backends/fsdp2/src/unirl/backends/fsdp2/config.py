@@ -60,6 +60,9 @@ class Fsdp2Config(ShardedConfig):
                 text=f"got {self.compile} with mesh.{axis}={self.copies}, whose exchanges inside of blocks are not "
                 "compiled. Use none, or a mesh of shards alone.",
             )
+        if self.quantize != "none" and self.shard == "always":
+            text = f"got {self.quantize} with shard=always, which wraps the module, and quantized weights cannot be "
+            yield Reason(key=".quantize", text=text + "sharded. Use shard=auto.")
         if plan is None or stage is None:
             return
         model = stage.model
