@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,12 @@ TrlTrainer = Callable[..., Any]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are reported as not run where there is no CUDA device; they never pass there."""
+    """Tests marked `gpu` or `torchao` are reported as not run where that is absent; they never pass there."""
+    if importlib.util.find_spec("torchao") is None:
+        absent = pytest.mark.skip(reason="not run: the extra quantize of unirl-train-host is not installed")
+        for item in items:
+            if item.get_closest_marker("torchao"):
+                item.add_marker(absent)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
         import torch

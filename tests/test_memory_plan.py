@@ -83,7 +83,10 @@ def planned(*words: str, of: MemoryPlan | None = None) -> MemoryPlan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.torchao if name in ("int8", "nf4") else ()) for name in RECIPES],
+)
 def test_a_step_holds_the_bytes_that_were_planned(name: str, tmp_path: Path) -> None:
     if "video" in name:
         write_wan21(tmp_path / "wan", seed=0)

@@ -23,7 +23,14 @@ ELSEWHERE = ("--resume", "warmth", "symmetry")
 SHOWN = [command for command in commands(PAGES) if about_recipes(command)]
 
 
-@pytest.mark.parametrize("command", [one for one in SHOWN if not any(word in one for word in ELSEWHERE)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(one, marks=pytest.mark.torchao if "backend.quantize=" in one else ())
+        for one in SHOWN
+        if not any(word in one for word in ELSEWHERE)
+    ],
+)
 def test_a_command_that_a_page_shows_is_accepted(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,8 @@ from unirl.loop.build import build_parts
 from unirl.tools.plan.memory_plan import memory_plan
 from unirl.train_host.quantize import dequantized, is_quantized
 
+pytestmark = [pytest.mark.slow, pytest.mark.torchao]
+
 PAGE = Path(__file__).parents[1] / "docs/how-to/small-cards.md"
 ROWS = re.findall(r"^\| (\S+) \| (\d+) \| `(.+)` \| ([\d.]+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 """Recipe, GiB of the card, overrides, GiB that are planned."""
@@ -22,7 +24,6 @@ ROWS = re.findall(r"^\| (\S+) \| (\d+) \| `(.+)` \| ([\d.]+) \|$", PAGE.read_tex
 
 # torch hides it where it looks at the gradient of a tensor to make a fake of it; as an error it is raised before that.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize(("recipe", "card", "words", "planned"), ROWS, ids=lambda value: value if "/" in value else "")
 def test_the_page_has_the_planners_numbers(recipe: str, card: str, words: str, planned: str, tmp_path: Path) -> None:
@@ -49,7 +50,6 @@ def test_the_page_names_a_card_of_each_size() -> None:
     }
 
 
-@pytest.mark.slow
 def test_a_quantized_model_has_the_checkpoints_values_and_is_never_whole() -> None:
     """int8: within half a step of 255 from -max to max of an output channel. The transformer was built without values
     and its tensors were read one by one, so the largest that was ever there besides its own is one layer."""

@@ -144,6 +144,7 @@ def test_blocks_are_not_compiled_where_that_breaks_a_promise_or_has_not_been_run
 
 
 def test_a_quantized_base_is_refused_where_it_cannot_be_the_policy(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     small = {"quantize": "int8", "activation_checkpointing": True}
     assert reasons(plan(Fsdp2Config(**small), processes=Processes())) == []
     assert reasons(plan(Fsdp2Config(quantize="nf4"))) == []

@@ -117,6 +117,7 @@ def test_sd3_in_bf16_is_the_bf16_module_fed_like_a_pipeline():
 QUANTIZED = {"int8": {"activation_checkpointing": True}, "nf4": {}}
 
 
+@pytest.mark.torchao
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_a_quantized_base_trains_as_the_model_with_its_rounded_weights(kind):
     """Its weights are those of the checkpoint within the step of the format, and nothing else differs: the gradients
@@ -162,6 +163,7 @@ def _largest_error(weight, kind):
     return ((1 - 0.6962) / 2 * scales + off).expand(-1, 64).reshape(weight.shape) * (1 + 1e-4)
 
 
+@pytest.mark.torchao
 def test_a_velocity_on_int8_is_within_the_bound_that_its_rounding_gives():
     """Interval arithmetic: an error of x passes a layer as |W| times it, and the layer's own rounding, half a step of
     each weight, adds that times |x|. tanh does not widen an error."""
@@ -190,6 +192,7 @@ def test_a_velocity_on_int8_is_within_the_bound_that_its_rounding_gives():
     assert differs.max() > 1e-4 * bound.max()
 
 
+@pytest.mark.torchao
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_exports_from_a_quantized_base_have_the_names_and_shapes_of_any(kind):
     quantized, small = make_backend(Sd3(), quantize=kind, **QUANTIZED[kind])
@@ -215,6 +218,7 @@ def test_exports_from_a_quantized_base_have_the_names_and_shapes_of_any(kind):
         backend.close()
 
 
+@pytest.mark.torchao
 def test_a_layer_that_nf4_cannot_hold_is_named():
     with pytest.raises(
         RecipeError, match=r"^backend.quantize: got nf4, but layer 'blocks.0.up.base_layer' has 288 weights"

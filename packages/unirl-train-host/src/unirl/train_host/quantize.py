@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -59,14 +60,13 @@ def dequantized(tensor: Tensor) -> Tensor:
 
 
 def _quantized(weight: Tensor, kind: str, name: str) -> Tensor:
-    from torchao.quantization import Int8Tensor, PerRow, to_nf4
-
+    torchao: Any = importlib.import_module("torchao.quantization")
     if kind == "int8":
-        return Int8Tensor.from_hp(weight, PerRow())
+        return torchao.Int8Tensor.from_hp(weight, torchao.PerRow())
     if weight.numel() % 64:
         raise RecipeError(
             f"backend.quantize: got nf4, but layer {name!r} has {weight.numel()} weights, expected a multiple of 64, "
             "the size of a block. Use int8."
         )
     # Scales are quantized 256 at a time; a small layer may have another number of them.
-    return to_nf4(weight, scaler_block_size=math.gcd(weight.numel() // 64, 256))
+    return torchao.to_nf4(weight, scaler_block_size=math.gcd(weight.numel() // 64, 256))
