@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 from unirl.core.errors import RecipeError
+from unirl.numerics.precision import cast_inputs
 
 from .ranks import Ranks
 
@@ -24,7 +25,6 @@ __all__ = [
     "DTYPES",
     "allocate",
     "cast_ends",
-    "cast_inputs",
     "compile_blocks",
     "fill",
     "find_blocks",
@@ -219,17 +219,3 @@ def cast_ends(module: nn.Module, dtype: torch.dtype) -> None:
         return tree_map(cast, output)
 
     module.register_forward_hook(to_fp32)
-
-
-def cast_inputs(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A pre-forward hook: casts tensors of floats with 2 dims and more, but no timesteps."""
-
-    def cast(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim >= 2:
-            return value.to(dtype)
-        return value
-
-    kept = {key: value for key, value in kwargs.items() if key.startswith("timestep")}
-    return tree_map(cast, args), {**tree_map(cast, kwargs), **kept}

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
-from unirl.train_host.sharding import DTYPES, cast_inputs, tied_places
+from unirl.numerics.precision import cast_inputs
+from unirl.train_host.sharding import DTYPES, tied_places
 
 from .library import veomni
 
