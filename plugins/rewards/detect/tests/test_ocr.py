@@ -58,16 +58,20 @@ def test_case_space_and_width_do_not_count() -> None:
 def test_agreement_of_hand_made_texts() -> None:
     # kitten and sitting: three edits, target of 7; the subsequence "ittn" has 4 of 6.
     assert agreement("kitten", "Sitting") == Agreement(
-        similarity=pytest.approx(4 / 7), exact=0, substring=0, precision=pytest.approx(4 / 6)
+        similarity=pytest.approx(4 / 7),
+        exact=0,
+        substring=0,
+        contained=pytest.approx(4 / 7),
+        precision=pytest.approx(4 / 6),
     )
-    assert agreement("HEL LO", "hello") == Agreement(similarity=1, exact=1, substring=1, precision=1)
-    assert agreement("", "hello") == Agreement(similarity=0, exact=0, substring=0, precision=0)
+    assert agreement("HEL LO", "hello") == Agreement(similarity=1, exact=1, substring=1, contained=1, precision=1)
+    assert agreement("", "hello") == Agreement(similarity=0, exact=0, substring=0, contained=0, precision=0)
 
 
 def test_text_besides_the_target_is_not_free() -> None:
     extra = agreement("hello world", "hello")
     # Five added characters for a target of five; half of what was read belongs to it.
-    assert extra == Agreement(similarity=0, exact=0, substring=1, precision=0.5)
+    assert extra == Agreement(similarity=0, exact=0, substring=1, contained=1, precision=0.5)
     assert agreement("hello!" * 20, "hello").similarity == 0
 
 
@@ -116,6 +120,7 @@ def test_rendered_text_is_read(reward: ocr.OcrReward, text: str, pixels: Any) ->
         "similarity": 1,
         "exact": 1,
         "substring": 1,
+        "contained": 1,
         "precision": 1,
     }
     assert scores.values.item() == 1 and scores.values.dtype == torch.float32
@@ -189,12 +194,12 @@ def test_channels_are_not_swapped(reward: ocr.OcrReward) -> None:
     assert seen[0].shape == (2, 4, 3) and seen[0][0, 0].tolist() == [30, 20, 10]
 
 
-@pytest.mark.parametrize("name", ["similarity", "exact", "substring", "precision"])
+@pytest.mark.parametrize("name", ["similarity", "exact", "substring", "contained", "precision"])
 def test_the_score_is_the_chosen_component(name: str) -> None:
     chosen = ocr.build(OcrConfig(score=name, min_side_px=160, processes=1), device="cpu")
     scores = chosen.score(as_samples([page("HOUSES", size=48)], ["HOUSE"]))
     # One added letter for a target of five.
-    expected = {"similarity": 0.8, "exact": 0.0, "substring": 1.0, "precision": 5 / 6}[name]
+    expected = {"similarity": 0.8, "exact": 0.0, "substring": 1.0, "contained": 1.0, "precision": 5 / 6}[name]
     assert scores.values.item() == pytest.approx(expected)
 
 

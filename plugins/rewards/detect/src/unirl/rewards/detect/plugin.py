@@ -67,7 +67,7 @@ OCR = RewardSpec(
     ),
     media="image",
     metadata_kinds={"text": ("text",)},
-    parts=("similarity", "exact", "substring", "precision"),
+    parts=("similarity", "exact", "substring", "contained", "precision"),
     # Enlarging each image of a few pixels takes most of the time.
     trial={"min_side_px": 64, "processes": 1},
 )

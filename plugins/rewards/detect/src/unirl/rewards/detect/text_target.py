@@ -26,6 +26,9 @@ class Agreement:
     """1 if both are equal."""
     substring: float
     """1 if the target is in the text, whatever else is."""
+    contained: float
+    """1 if the target is in the text, else the similarity. Source: `flow_grpo/ocr.py` of the repository of Flow-GRPO
+    (arXiv 2505.05470)."""
     precision: float
     """Length of the longest common subsequence as a fraction of the text: 1 where nothing was added; 0 without text."""
 
@@ -60,9 +63,11 @@ def agreement(text: str, target: str) -> Agreement:
     """How well `text` agrees with `target`, both normalised first. The target has a visible character."""
     result, expected = normalised(text), normalised(target)
     distance, length = Levenshtein.distance(result, expected), len(expected)
+    similarity, is_inside = 1 - min(distance, length) / length, expected in result
     return Agreement(
-        similarity=1 - min(distance, length) / length,
+        similarity=similarity,
         exact=float(result == expected),
-        substring=float(expected in result),
+        substring=float(is_inside),
+        contained=1.0 if is_inside else similarity,
         precision=LCSseq.similarity(result, expected) / len(result) if result else 0.0,
     )
