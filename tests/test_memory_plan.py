@@ -19,6 +19,8 @@ from unirl.core.cli import cli
 from unirl.core.errors import RecipeError
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
+from unirl.models.flux2_klein.tiny import write as write_klein
+from unirl.models.sd3.tiny import write as write_sd3
 from unirl.models.wan.tiny import write_wan21
 from unirl.rewards.clip_family.tiny import write_clip
 from unirl.tools.plan import hollow
@@ -235,7 +237,74 @@ def test_what_does_not_fit_beside_a_train_rank_is_named_by_its_key(one: MemoryPl
     problems = result.overfull(result.processes[1].total - 1)
     assert [problem.partition(":")[0] for problem in problems] == ["train", "reward"]
     assert problems[0].endswith("launcher.reward_gpus for rewards on GPUs of their own or backend.trains=lora.")
-    assert "Largest: reward.pick" in problems[1]
+    assert "Largest: CUDA contexts 1.0 GiB, reward.pick" in problems[1]
+
+
+def test_what_is_no_tensor_of_the_run_is_estimated_on_accelerators(one: MemoryPlan) -> None:
+    """Half a GiB for the context of each process on a device, one for NCCL where ranks train together, and a tenth of
+    the activations for the allocator."""
+    gib, kept = 2**30, one.processes[0].items["activations"]
+    assert one.processes[0].estimates == {"CUDA contexts": gib // 2, "allocator reserve": round(kept / 10)}
+    train, rollout = planned("quickstart", *RAY, "launcher.placement=colocate", of=one).processes
+    assert train.estimates == {
+        "CUDA contexts": 2 * gib // 2,
+        "communication": gib,
+        "allocator reserve": round(kept / 4 / 10),
+    }
+    assert rollout.estimates == {"CUDA contexts": 2 * gib // 2}
+    assert train.total == sum(train.items.values()) + sum(train.estimates.values())
+    assert planned("quickstart", "run.device=cpu", of=one).processes[0].estimates == {}
+
+
+ENGINE = ("quickstart-text", "engine=vllm", "engine.gpu_memory=0.5", "engine.dtype=bfloat16", "engine.kv_cache_mb=3")
+
+
+def test_an_external_engine_has_weights_in_its_dtype_and_takes_its_share(tmp_path: Path) -> None:
+    """Its process is beside the one that trains, or beside the rollout worker that feeds it."""
+    device = 2**33
+    plan = planned(*ENGINE)
+    (train,) = plan.processes
+    elements, own = plan.size.trained_elements, plan.size.weight_bytes - plan.size.trained_bytes
+    assert train.items["engine weights"] == pytest.approx(2 * elements + own / 2)
+    assert train.items["engine cache"] == 3 * 2**20
+    assert train.estimates["CUDA contexts"] == 2 * 2**29
+    held = train.items["engine weights"] + train.items["engine cache"]
+    assert train.on_device(device) == train.total - held + device // 2
+    assert train.on_device(2) == train.total, "no less than its weights"
+    ranks, rollout = planned(*ENGINE, *RAY, *SEPARATE, of=plan).processes
+    assert not {"engine weights", "weights"} & ranks.items.keys() and ranks.engine_share == 0
+    assert rollout.items["engine weights"] == train.items["engine weights"] and rollout.engine_share == 0.5
+    assert "Largest: CUDA contexts 1.0 GiB" in plan.overfull(2**20)[0]
+
+
+@pytest.mark.parametrize(("words", "waves"), [((), 1), (("engine.max_num_seqs=100",), 3)])
+def test_decoding_reads_weights_for_each_token_and_keys_for_each_before(words: tuple[str, ...], waves: int) -> None:
+    """256 completions of n tokens after a prompt of p: n reads of the weights for each batch, and of a completion's cache
+    p + 1 to p + n tokens, each 2 (keys and values) x layers x heads x width, in bf16."""
+    plan = planned("quickstart-text", "engine=vllm", "engine.dtype=float32", "backend.mixed_precision=bf16", *words)
+    chosen = compose("quickstart-text", catalog=catalog())
+    config = json.loads((Path(str(vars(chosen.only.model.config)["path"])) / "config.json").read_text(encoding="utf-8"))
+    new = vars(chosen.only.sampling)["max_new_tokens"]
+    prompt = plan.size.row_elements - new
+    token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 2
+    cached = sum(range(prompt + 1, prompt + new + 1))
+    assert plan.samples == 256
+    assert plan.decode_bytes == waves * new * plan.size.weight_bytes + 256 * cached * token
+    assert planned("quickstart").decode_bytes == 0
+
+
+@pytest.mark.parametrize("model", ["sd3", "flux2-klein"])
+def test_mixed_precision_keeps_what_the_module_in_that_dtype_keeps(model: str, tmp_path: Path) -> None:
+    """Its inputs are cast as its weights are."""
+    {"sd3": write_sd3, "flux2-klein": write_klein}[model](tmp_path / "model", seed=0)
+    (tmp_path / "prompts.txt").write_text("a ring", encoding="utf-8")
+    places = (f"{model}/flow-grpo", f"model.path={tmp_path / 'model'}", f"data.train={tmp_path / 'prompts.txt'}")
+    sizes = ("sampling.height=64", "sampling.width=64", "sampling.max_sequence_length=16")
+    mixed, whole = (
+        planned(*places, *sizes, "backend.mixed_precision=bf16", f"model.dtype={dtype}").size
+        for dtype in ("float32", "bfloat16")
+    )
+    assert (mixed.saved_bytes, mixed.kept_bytes) == (whole.saved_bytes, whole.kept_bytes)
 
 
 def test_idle_encoders_and_decoder_take_the_place_of_activations(one: MemoryPlan) -> None:

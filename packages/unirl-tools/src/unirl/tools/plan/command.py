@@ -16,6 +16,8 @@ __all__ = ["command", "plan_data"]
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 PEAK_TFLOPS, UTILISATION = 989.0, 0.4
 """Dense bf16 of an H100 SXM, by its data sheet; and a share of it that training of large transformers reaches."""
+PEAK_BANDWIDTH, BANDWIDTH_USED = 3.35, 0.6
+"""TB/s of an H100 SXM's memory, by its data sheet; and a share of it that decoding reaches."""
 
 
 class Size(click.ParamType[int]):
@@ -43,6 +45,9 @@ class Size(click.ParamType[int]):
 )
 @click.option("--tflops", default=PEAK_TFLOPS, show_default=True, help="Peak TFLOP/s of each device.")
 @click.option("--utilisation", default=UTILISATION, show_default=True, help="Share of the peak that is reached.")
+@click.option(
+    "--bandwidth", default=PEAK_BANDWIDTH, show_default=True, help="Peak TB/s of each device's memory, for decoding."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @plugins_dir_option
 @allow_code_option
@@ -54,6 +59,7 @@ def command(
     device_memory: int | None,
     tflops: float,
     utilisation: float,
+    bandwidth: float,
     as_json: bool,
 ) -> None:
     """Predict the memory of each process of RECIPE, with OVERRIDES as in `unirl compose`, the time of a step, and the
@@ -77,7 +83,8 @@ def command(
         raise PlanRejected("\n".join(map(str, verdict.reasons)))
     prediction = memory_plan(plan, catalog=catalog)
     overfull = prediction.overfull(device_memory) if device_memory is not None else []
-    data = {**plan_data(prediction, speed=tflops * 1e12 * utilisation), "problems": overfull}
+    rates = {"speed": tflops * 1e12 * utilisation, "bandwidth": bandwidth * 1e12 * BANDWIDTH_USED}
+    data = {**plan_data(prediction, **rates), "problems": overfull}
     if as_json:
         print_json(data)
     else:
@@ -85,12 +92,24 @@ def command(
     ctx.exit(1 if overfull else 0)
 
 
-def plan_data(prediction: MemoryPlan, *, speed: float) -> dict[str, Any]:
-    """The prediction as plain data. speed: floating-point operations per second of each device."""
-    flops, by_phase = prediction.flops, prediction.device_flops
+def plan_data(
+    prediction: MemoryPlan, *, speed: float, bandwidth: float = PEAK_BANDWIDTH * 1e12 * BANDWIDTH_USED
+) -> dict[str, Any]:
+    """The prediction as plain data. speed: floating-point operations per second of each device.  bandwidth: bytes per
+    second that it reads while it decodes texts."""
+    flops = prediction.flops
+    seconds = {phase: each / speed for phase, each in prediction.device_flops.items()}
+    seconds["generate"] = max(seconds["generate"], prediction.decode_bytes / bandwidth)
     return {
         "processes": [
-            {"role": one.role, "count": one.count, "bytes": one.total, "items": dict(one.items)}
+            {
+                "role": one.role,
+                "count": one.count,
+                "bytes": one.total,
+                "items": dict(one.items),
+                "estimates": dict(one.estimates),
+                "engine_share": one.engine_share,
+            }
             for one in prediction.processes
         ],
         "samples": prediction.samples,
@@ -98,7 +117,8 @@ def plan_data(prediction: MemoryPlan, *, speed: float) -> dict[str, Any]:
         "checkpoint_bytes": prediction.checkpoint_bytes,
         "num_checkpoints": prediction.num_checkpoints,
         "flops": {"forward": prediction.size.flops, **vars(flops), "total": flops.total},
-        "seconds": {phase: each / speed for phase, each in by_phase.items()},
+        "decode_bytes": prediction.decode_bytes,
+        "seconds": seconds,
         "not_counted": list(prediction.notes),
     }
 
@@ -114,6 +134,9 @@ def _show(prediction: MemoryPlan, data: dict[str, Any], device_memory: int | Non
     for one in prediction.processes:
         rows += [{"process": f"{one.count} x {one.role}", "what": "in all", "bytes": shown_bytes(one.total)}]
         rows += [{"what": name, "bytes": shown_bytes(size)} for name, size in one.items.items()]
+        rows += [{"what": f"{name}, estimated", "bytes": shown_bytes(size)} for name, size in one.estimates.items()]
+        if one.engine_share:
+            rows += [{"what": "engine, weights and caches", "bytes": f"{one.engine_share:.0%} of the device"}]
     print_table(rows, columns=["process", "what", "bytes"])
     out.print()
     seconds = ", ".join(f"{phase.replace('_', ' ')} {each:.3g} s" for phase, each in data["seconds"].items() if each)

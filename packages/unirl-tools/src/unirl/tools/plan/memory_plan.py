@@ -6,19 +6,20 @@ The formulas are in docs/explanation/memory.md. Sizes of the model are measured 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from unirl.core.data.run_data import read_data
 from unirl.core.errors import DataError, RecipeError
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import LauncherConfig
 from unirl.core.specs.memory import Processes, TrainingMemory
 from unirl.core.types.inputs import Inputs
-from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.loop.build import build_algorithms, build_part
 from unirl.loop.parts import errors_under
 
@@ -37,6 +38,10 @@ SAVED_TENSOR = 1850
 """Bytes of a tensor in a checkpoint besides its elements: headers of torch's format, and its place in the metadata."""
 FULL_BACKWARD, LORA_BACKWARD = 2, 1
 """A backward pass, in forwards: products for inputs and weights, or for inputs alone."""
+CONTEXT, COMMUNICATION = 2**29, 2**30
+"""Estimates, in bytes: the CUDA context and the loaded kernels of a process, and NCCL's buffers of a train rank."""
+RESERVE = 0.1
+"""Estimate: what the allocator keeps beside activations, as a share of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +53,22 @@ class Process:
     count: int
     items: Mapping[str, int]
     """Name of an item -> bytes; each tensor is counted in one item."""
+    estimates: Mapping[str, int] = field(default_factory=lambda: dict[str, int]())
+    """Bytes on an accelerator besides the tensors of the run: contexts, NCCL, the allocator's reserve."""
     shares_device: bool = False
     """Whether it is on the device of a train rank. It gives its memory back, or is counted there as well."""
+    engine_share: float = 0.0
+    """Share of a device that an external engine on it takes for its weights and caches, whatever these are; 0 where
+    it takes what they are."""
 
     @property
     def total(self) -> int:
-        return sum(self.items.values())
+        return sum(self.items.values()) + sum(self.estimates.values())
+
+    def on_device(self, device_bytes: int) -> int:
+        """`total` on a device of this size."""
+        held = sum(size for name, size in self.items.items() if name.startswith("engine"))
+        return self.total + max(0, round(self.engine_share * device_bytes) - held if self.engine_share else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +100,8 @@ class MemoryPlan:
     num_checkpoints: int
     """The most that are on disk at one time: those that `run.keep` keeps, and the one that is being written."""
     flops: StepTime
+    decode_bytes: int
+    """Bytes that a device reads to generate the completions of a step; 0 for latents."""
     notes: tuple[str, ...]
     """Notes on memory that is not counted."""
 
@@ -103,12 +120,12 @@ class MemoryPlan:
     def overfull(self, device_bytes: int) -> list[str]:
         """A sentence for each kind of process that needs more than a device has."""
         return [
-            f"{process.role}: needs {process.total / 2**30:.1f} GiB of each device, expected at most "
+            f"{process.role}: needs {process.on_device(device_bytes) / 2**30:.1f} GiB of each device, expected at most "
             f"{device_bytes / 2**30:.1f} GiB. Largest: "
-            + ", ".join(f"{name} {size / 2**30:.1f} GiB" for name, size in _largest(process)[:3])
+            + ", ".join(f"{name} {size / 2**30:.1f} GiB" for name, size in _largest(process, device_bytes)[:3])
             + f". {_hint(process)}"
             for process in self.processes
-            if process.total > device_bytes
+            if process.on_device(device_bytes) > device_bytes
         ]
 
 
@@ -216,6 +233,9 @@ class _Counted:
         self._is_lora = memory.lora_rank > 0
         self._offloads = bool(vars(stage.engine.config).get("offload_idle"))
         """Whether encoders and decoder are in CPU memory while they are idle; only for in-process engines."""
+        engine = stage.engine
+        self._is_external = not engine.spec.reads_weights and not engine.spec.samples
+        self._engine_share = float(vars(engine.config).get("gpu_memory", 0.0)) if self._is_external else 0.0
         # A loss that reads no trajectory chooses its own points.
         points = 1 if stage.algorithm is None else vars(stage.algorithm.config).get("num_points", 1)
         self._train_rows = size.train_rows * points
@@ -226,12 +246,14 @@ class _Counted:
         if self._processes.rollout:
             rollout = self._rollout()
             if rollout.shares_device and Cap.SLEEP not in self._stage.engine.spec.capabilities:
-                items = {**processes[0].items, "rollout worker on the device": rollout.total}
-                processes = [Process(role="train", count=self._ranks, items=items)]
+                engine = {name: size for name, size in rollout.items.items() if name.startswith("engine")}
+                rest = rollout.total - sum(engine.values())
+                items = {**processes[0].items, **engine, **({"rollout worker on the device": rest} if rest else {})}
+                processes = [replace(processes[0], items=items, engine_share=rollout.engine_share)]
             processes.append(rollout)
         notes = [
             *unread,
-            "caches of the allocator, temporaries of operators, and what libraries and CUDA take",
+            "temporaries of operators",
             "activations of sampling, text encoders, VAE and rewards, which keep nothing for a backward pass",
         ]
         if self._offloads:
@@ -239,8 +261,8 @@ class _Counted:
             notes.append(
                 f"CPU memory: encoders and decoder are there while they are idle, {idle / 2**30:.2g} GiB each process"
             )
-        if self._processes.rollout and not self._stage.engine.spec.reads_weights:
-            notes.append(f"buffers that engine {self._stage.engine.name!r} allocates itself, such as KV caches")
+        if self._is_external and not self._engine_share:
+            notes.append(f"buffers that engine {self._stage.engine.name!r} allocates itself")
         if (count := self._processes.reference) and self._stage.needs.reference == "policy":
             items = {"weights": self._size.weight_bytes, **self._samples_of(count)}
             processes.append(Process(role="reference", count=count, items=items))
@@ -252,12 +274,13 @@ class _Counted:
         notes += self._rewards.notes()
         return MemoryPlan(
             size=self._size,
-            processes=tuple(processes),
+            processes=tuple(replace(each, estimates=self._estimates(each, processes)) for each in processes),
             samples=self._samples,
             sync_bytes=self._update_bytes() if self._processes.rollout else 0,
             checkpoint_bytes=self._checkpoint_bytes(),
             num_checkpoints=self._num_checkpoints(),
             flops=self._flops(),
+            decode_bytes=self._decode_bytes(),
             notes=tuple(notes),
         )
 
@@ -276,8 +299,12 @@ class _Counted:
             "activations": self._activations(),
             "logits": min(size.most_head_bytes, self._rows() * size.head_bytes),
         }
+        share = 0.0
         if not self._processes.rollout:
             items |= self._parts(instead_of=items["activations"] + items["logits"])
+            if self._is_external and not vars(self._stage.engine.config).get("sleep_mode"):
+                items |= self._engine()
+                share = self._engine_share
         elif self._stage.needs.reward == "differentiable":
             items["decoder"] = size.decode_bytes
         if self._processes.rollout:
@@ -285,21 +312,57 @@ class _Counted:
             bucket = min(self._processes.bucket_bytes, self._update_bytes())
             items["weight sync"] = 4 * FP32 * size.largest_elements + bucket
         items |= self._samples_of(self._ranks / memory.row_ranks) | self._rewards.on_train_device()
-        return Process(role="train", count=self._ranks, items=_whole(items))
+        return Process(role="train", count=self._ranks, items=_whole(items), engine_share=share)
 
     def _rollout(self) -> Process:
         size, count = self._size, self._processes.rollout
         weights = size.weight_bytes if self._is_lora else size.weight_bytes - size.trained_bytes
+        # As updates have them: trained parameters in fp32.
+        own = {"weights": weights + (0 if self._is_lora else FP32 * size.trained_elements)}
         items: dict[str, float] = {
-            # As updates have them: trained parameters in fp32.
-            "weights": weights + (0 if self._is_lora else FP32 * size.trained_elements),
+            **(self._engine() if self._is_external else own),
             # An update is collected before it is applied.
             "weight sync": self._update_bytes(),
             **self._parts(),
             **self._samples_of(count),
             **(self._rewards.beside() if self._processes.is_colocated else {}),
         }
-        return Process(role="rollout", count=count, items=_whole(items), shares_device=self._processes.is_colocated)
+        return Process(
+            role="rollout",
+            count=count,
+            items=_whole(items),
+            shares_device=self._processes.is_colocated,
+            engine_share=self._engine_share,
+        )
+
+    def _engine(self) -> dict[str, float]:
+        """Memory of an external engine: its weights, in its dtype, and the caches that its settings name."""
+        config = vars(self._stage.engine.config)
+        return {"engine weights": self._engine_weights(), "engine cache": 2**20 * config.get("kv_cache_mb", 0)}
+
+    def _engine_weights(self) -> float:
+        """Weights that the engine computes with."""
+        size, dtype = self._size, str(vars(self._stage.engine.config).get("dtype", "auto"))
+        if not self._is_external or dtype == "auto" or not size.trained_elements:
+            return size.weight_bytes
+        return size.weight_bytes * getattr(torch, dtype).itemsize * size.trained_elements / size.trained_bytes
+
+    def _estimates(self, process: Process, processes: Sequence[Process]) -> dict[str, int]:
+        """See `Process.estimates`."""
+        if self._plan.run.device.partition(":")[0] == "cpu":
+            return {}
+        train = processes[0]
+        on_device = [process]
+        if process is train or process.shares_device:
+            on_device = [train, *(each for each in processes if each.shares_device)]
+        generates = "rollout" if self._processes.rollout else "train"
+        contexts = len(on_device) + sum(self._is_external and each.role == generates for each in on_device)
+        result = {"CUDA contexts": contexts * CONTEXT}
+        if process is train and self._ranks > 1:
+            result["communication"] = COMMUNICATION
+        if held := round(RESERVE * process.items.get("activations", 0)):
+            result["allocator reserve"] = held
+        return result
 
     def _parts(self, *, instead_of: float = 0) -> dict[str, float]:
         """Memory of the parts besides `trainable` that an engine uses. An external engine loads them in its own
@@ -364,6 +427,18 @@ class _Counted:
             return FP32 * size.adapter_elements
         return size.weight_bytes - size.trained_bytes + FP32 * size.trained_elements
 
+    def _decode_bytes(self) -> int:
+        """Weights are read for each token of all completions of a batch, keys and values for each token before it."""
+        size, stage = self._size, self._stage
+        if not isinstance(stage.sampling, TextSamplingConfig):
+            return 0
+        rows = math.ceil(self._samples / (self._processes.rollout or self._ranks))
+        config = vars(stage.engine.config)
+        batch = config.get("max_num_seqs") or config.get("forward_batch") or rows
+        new = stage.sampling.max_new_tokens
+        before = (size.row_elements - new) * new + new * (new + 1) // 2
+        return round(math.ceil(rows / batch) * new * self._engine_weights() + rows * before * size.cache_bytes)
+
     def _checkpoint_bytes(self) -> int:
         """Trained weights, their averages, moments, and a step count each; the reference policy is that of the base."""
         memory, tensors = self._memory, self._size.tuned_tensors
@@ -405,5 +480,9 @@ def _whole(items: Mapping[str, float]) -> dict[str, int]:
     return {name: math.ceil(size) for name, size in items.items() if size}
 
 
-def _largest(process: Process) -> list[tuple[str, int]]:
-    return sorted(process.items.items(), key=lambda item: -item[1])
+def _largest(process: Process, device_bytes: int) -> list[tuple[str, int]]:
+    items = {**process.items, **process.estimates}
+    if process.engine_share:
+        items = {name: size for name, size in items.items() if not name.startswith("engine")}
+        items["engine"] = round(process.engine_share * device_bytes)
+    return sorted(items.items(), key=lambda item: -item[1])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, cast
@@ -20,6 +22,7 @@ from unirl.loop.costs import latent_step_cost
 from unirl.model_host.diffusion.pipeline_model import PipelineModel
 from unirl.model_host.shape_run import ForwardSize, shapes_only
 from unirl.numerics.diffusion.request import plan_latents
+from unirl.numerics.precision import cast_inputs
 from unirl.numerics.tokens.batches import pad_batch
 from unirl.numerics.tokens.output_rows import LOGITS_BUDGET
 
@@ -70,6 +73,8 @@ class ModelSize:
     """Logits of a row's tokens; 0 for latents."""
     most_head_bytes: int
     """Logits that are held at one time."""
+    cache_bytes: int
+    """Keys and values of a token in a decoder's cache, in the dtype that is computed in; 0 for latents."""
     flops: int
     """Floating-point operations of the forward pass of a row, a multiplication and an addition being two."""
     rollout_rows: int
@@ -193,6 +198,7 @@ class _Row:
             "row_elements": prod(shape),
             "condition_bytes": sum(_bytes(_leaves(value)) for value in conditions.values()),
             "head_bytes": 0,
+            "cache_bytes": 0,
             "rollout_rows": cost.rollout_rows,
             # A loss that reads no trajectory chooses its own points: one of them, with one branch.
             "train_rows": cost.train_rows or 1,
@@ -219,6 +225,7 @@ class _Row:
             "row_elements": length + len(new),
             "condition_bytes": 0,
             "head_bytes": 4 * len(new) * len(model.vocabulary),
+            "cache_bytes": _cache_bytes(model.trainable, dtype=self._dtype),
             "rollout_rows": 1,
             "train_rows": 1,
             "step_rows": 1,
@@ -226,11 +233,19 @@ class _Row:
             "stored_bytes": 8 * (length + len(new)) + 4 * len(new),
         }
 
-    def _shapes(self) -> Any:
+    @contextmanager
+    def _shapes(self) -> Generator[ForwardSize]:
         roots = _roots(self._model.trainable, self._blocks)
-        return shapes_only(
-            roots, blocks=self._blocks, adapted=self._adapted, unpacked=self._unpacked, dtype=self._dtype
-        )
+        with ExitStack() as hooks:
+            for root in roots if self._dtype else ():
+                # As backends do in mixed precision.
+                hook = functools.partial(cast_inputs, dtype=self._dtype)
+                hooks.callback(root.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            yield hooks.enter_context(
+                shapes_only(
+                    roots, blocks=self._blocks, adapted=self._adapted, unpacked=self._unpacked, dtype=self._dtype
+                )
+            )
 
 
 def _conditions(model: Any, inputs: Inputs, *, sampling: LatentSamplingConfig) -> dict[str, Any]:
@@ -282,6 +297,17 @@ def _roots(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
         if not isinstance(part, nn.ModuleList | nn.ModuleDict) and any(child in blocks for child in children):
             found.append(part)
     return [part for part in found if not any(part is not other and part in other.modules() for other in found)]
+
+
+def _cache_bytes(module: nn.Module, *, dtype: torch.dtype | None) -> int:
+    """Keys and values of a token: 2 x layers with attention x heads of the keys x their width."""
+    config = cast(Any, module).config.get_text_config()
+    kinds: Sequence[str] = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    layers = sum(kind.endswith("attention") and kind != "linear_attention" for kind in kinds)
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    return 2 * layers * keys * width * (dtype or next(module.parameters()).dtype).itemsize
 
 
 def _adapted(model: Model, memory: TrainingMemory) -> list[nn.Linear]:
