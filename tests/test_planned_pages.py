@@ -1,42 +1,84 @@
-"""The numbers of docs/how-to/small-cards.md are what `unirl plan` computes, and a quantized model is read layer by layer."""
+"""The numbers of the how-to pages small-cards.md and published-runs.md are what `unirl plan` computes, and a quantized
+model is read layer by layer."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from published_sizes import write_published
 from small_runs import catalog
 from unirl.core.match.match import match
 from unirl.core.recipe.compose import compose
 from unirl.loop.build import build_parts
-from unirl.tools.plan.memory_plan import memory_plan
+from unirl.tools.plan.command import PEAK_TFLOPS, UTILISATION, plan_data
+from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
 from unirl.train_host.quantize import dequantized, is_quantized
 
-pytestmark = [pytest.mark.slow, pytest.mark.torchao]
+pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[1] / "docs/how-to/small-cards.md"
-ROWS = re.findall(r"^\| (\S+) \| (\d+) \| `(.+)` \| ([\d.]+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+PAGES = Path(__file__).parents[1] / "docs/how-to"
+SMALL_CARDS, PUBLISHED_RUNS = (
+    (PAGES / name).read_text(encoding="utf-8") for name in ("small-cards.md", "published-runs.md")
+)
+ROWS = re.findall(r"^\| (\S+) \| (\d+) \| `(.+)` \| ([\d.]+) \|$", SMALL_CARDS, re.MULTILINE)
 """Recipe, GiB of the card, overrides, GiB that are planned."""
+RUNS = re.findall(r"^\| `(\S+/\S+)` \|", PUBLISHED_RUNS, re.MULTILINE)
+DEVICE = 80 * 2**30
+
+
+def planned(recipe: str, folder: Path, *words: str) -> MemoryPlan:
+    """The plan of a recipe on the published sizes of its model."""
+    write_published(folder / "model", recipe.partition("/")[0])
+    media = [{"modality": "image", "role": "source", "uri": "source.png"}] if "edit" in recipe else []
+    Image.new("RGB", (512, 512)).save(folder / "source.png")
+    rows = [{"prompt": f'a sign "{n}"', "metadata": {"answer": "1"}, "media": media} for n in range(128)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    places = [f"model.path={folder / 'model'}", f"data.train={folder / 'prompts.jsonl'}"]
+    plan = compose(recipe, [*places, *words], catalog=catalog())
+    verdict = match(plan, catalog=catalog())
+    assert verdict.accepted, verdict.reasons
+    return memory_plan(plan, catalog=catalog())
+
+
+def line(recipe: str, plan: MemoryPlan) -> str:
+    """A row of the table of published runs."""
+    train, *others = (process for process in plan.processes if process.role != "reward")
+    gib = {process.role: f"{process.on_device(DEVICE) / 2**30:.0f}" for process in (train, *others)}
+    other = ", ".join(f"{each.role} {gib[each.role]}" for each in others) or "-"
+    seconds = plan_data(plan, speed=PEAK_TFLOPS * 1e12 * UTILISATION)["seconds"]
+    shown = " + ".join(f"{each:.0f}" for each in seconds.values())
+    count = train.count + sum(each.count for each in others if not each.shares_device)
+    return f"| `{recipe}` | {count} | {gib['train']} | {other} | {plan.flops.total / 1e15:.0f} | {shown} |"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("recipe", RUNS)
+def test_the_page_of_published_runs_has_the_planners_numbers(recipe: str, tmp_path: Path) -> None:
+    plan = planned(recipe, tmp_path)
+    assert plan.overfull(DEVICE) == []
+    expected = line(recipe, plan)
+    assert expected in PUBLISHED_RUNS.splitlines(), f"write this line into the page:\n{expected}"
 
 
 # torch hides it where it looks at the gradient of a tensor to make a fake of it; as an error it is raised before that.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.nightly
-@pytest.mark.parametrize(("recipe", "card", "words", "planned"), ROWS, ids=lambda value: value if "/" in value else "")
-def test_the_page_has_the_planners_numbers(recipe: str, card: str, words: str, planned: str, tmp_path: Path) -> None:
-    write_published(tmp_path / "model", recipe.partition("/")[0])
-    (tmp_path / "prompts.txt").write_text("".join(f"a ring number {row}\n" for row in range(64)), encoding="utf-8")
-    places = [f"model.path={tmp_path / 'model'}", f"data.train={tmp_path / 'prompts.txt'}"]
-    plan = compose(recipe, [*places, *words.split()], catalog=catalog())
-    verdict = match(plan, catalog=catalog())
-    assert verdict.accepted, verdict.reasons
-    (process,) = memory_plan(plan, catalog=catalog()).processes
+@pytest.mark.torchao
+@pytest.mark.parametrize(
+    ("recipe", "card", "words", "planned_gib"), ROWS, ids=lambda value: value if "/" in value else ""
+)
+def test_the_page_of_small_cards_has_the_planners_numbers(
+    recipe: str, card: str, words: str, planned_gib: str, tmp_path: Path
+) -> None:
+    (process,) = planned(recipe, tmp_path, *words.split()).processes
     assert process.total < int(card) * 2**30
-    assert planned == f"{process.total / 2**30:.1f}", {
-        name: f"{size / 2**30:.2f}" for name, size in process.items.items()
+    assert planned_gib == f"{process.total / 2**30:.1f}", {
+        name: f"{size / 2**30:.2f}" for name, size in {**process.items, **process.estimates}.items()
     }
 
 
@@ -50,6 +92,7 @@ def test_the_page_names_a_card_of_each_size() -> None:
     }
 
 
+@pytest.mark.torchao
 def test_a_quantized_model_has_the_checkpoints_values_and_is_never_whole() -> None:
     """int8: within half a step of 255 from -max to max of an output channel. The transformer was built without values
     and its tensors were read one by one, so the largest that was ever there besides its own is one layer."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from published_sizes import write_published
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.tools.plan.command import PEAK_TFLOPS, UTILISATION, plan_data
 from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
 from unirl.tools.plan.model_size import ModelSize
-from wan22_14b import write_wan22_14b
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
@@ -55,7 +55,7 @@ class Planner:
 @pytest.fixture(scope="module")
 def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
     folder = tmp_path_factory.mktemp("wan22")
-    write_wan22_14b(folder / "wan")
+    write_published(folder / "wan", "wan22")
     (folder / "prompts.txt").write_text("".join(f"a ring number {row}\n" for row in range(64)), encoding="utf-8")
     return Planner(folder, Catalog.discover(), {})
 

@@ -19,6 +19,8 @@ __all__ = ["STAND_INS", "miniature_words"]
 SIZES = ("height", "width", "frames", "max_new_tokens", "max_sequence_length")
 STAND_INS = {
     "math": ("+reward@reward.standin=function", f"reward.standin.target={Path(__file__).resolve()}:length"),
+    "ocr": ("+reward@reward.standin=jpeg-size",),
+    "edit-judge": ("+reward@reward.standin=jpeg-size",),
     "unified-reward-pairwise": ("+reward@reward.standin=jpeg-size", "advantage.values=win-rate"),
 }
 """Rewards that a miniature gets none of, or that need a service, and what takes their place."""
@@ -51,7 +53,10 @@ def shorter(plan: Plan) -> Iterator[str]:
     """Overrides for one short step that trains."""
     yield from ("data.eval=''", "run.max_steps=1", "run.device=cpu", "run.media_every=0")
     yield from (f"~{choice.key}" for choice in plan.trackers.values())
-    yield f"data.prompts_per_step={max(stage.train.updates_per_step for stage in plan.trained)}"
+    prompts = max(stage.train.updates_per_step for stage in plan.trained)
+    yield f"data.prompts_per_step={prompts}"
+    if plan.run.reward_overlap_groups:
+        yield f"run.reward_overlap_groups={prompts // 2}"
     for choice in plan.rewards.values():
         if choice.spec.name in STAND_INS:
             yield from (f"~{choice.key}", *STAND_INS[choice.spec.name])
@@ -63,6 +68,9 @@ def shorter(plan: Plan) -> Iterator[str]:
 
 def smaller(plan: Plan, factory: PartFactory) -> Iterator[str]:
     """Overrides that change sizes, files and what needs a service or a correct answer, and nothing else."""
+    if plan.launcher is not None and plan.launcher.spec.name != "local":
+        # On one rank: others have the miniatures in tests of their own.
+        yield "launcher=local"
     # A log-prob is the mean over a hundredth of the elements: what 16 bits round is not averaged out.
     yield "train.logp_mismatch_max=1"
     for choice in plan.choices:
