@@ -59,8 +59,8 @@ class OcrConfig(RewardConfig):
     score: str = one_of("similarity", "exact", "substring", "contained", "precision", default="similarity")
     """The component that is the score. `similarity`: 1 - min(d, n) / n, with the edit distance d between the target and
     all text in the image, and the target's length n. `exact`: 1 if both are equal. `substring`: 1 if the target is
-    anywhere in the text. `contained`: 1 there too, else the similarity, as in Flow-GRPO's code. `precision`: fraction of
-    the text that belongs to the target."""
+    anywhere in the text. `contained`: 1 there too, else the similarity, as in Flow-GRPO's code. `precision`: fraction
+    of the text that belongs to the target."""
     min_confidence: float = limit(0.5, least=0, below=1)
     """Lines that are read with a lower confidence are ignored."""
     min_side_px: int = limit(736, least=32, most=4096)
