@@ -194,12 +194,17 @@ def test_ranks_share_weights_and_samples_but_not_encoders(one: MemoryPlan) -> No
 
 
 def test_rollout_workers_have_whole_weights_and_room_for_an_update(one: MemoryPlan) -> None:
-    train, rollout = (result := planned("quickstart", *RAY, *SEPARATE, of=one)).processes
+    on_device = (*RAY, *SEPARATE, "launcher.carrier=collective")
+    train, rollout = (result := planned("quickstart", *on_device, of=one)).processes
     assert "encoders and decoder" not in train.items
     assert (rollout.role, rollout.count) == ("rollout", 2)
     # Trained parameters are sent in fp32, like the frozen buffers beside them.
     assert result.sync_bytes == rollout.items["weight sync"] == rollout.items["weights"] == one.size.weight_bytes
     assert rollout.items["trajectories"] * 2 == one.processes[0].items["trajectories"]
+    # Shared memory, Ray and files are on the host, which is the device of a run on CPUs.
+    for words, is_counted in (((), False), (("run.device=cpu",), True)):
+        (_, rollout) = planned("quickstart", *RAY, *SEPARATE, *words, of=one).processes
+        assert ("weight sync" in rollout.items) == is_counted
 
 
 def test_rewards_are_counted_on_the_devices_that_they_use(one: MemoryPlan, tmp_path: Path) -> None:

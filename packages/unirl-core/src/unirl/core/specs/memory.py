@@ -64,6 +64,8 @@ class Processes:
     """Each rollout worker shares the device of a train rank."""
     bucket_bytes: int = 0
     """Size of a weight-transfer bucket; 0 where no weights are sent."""
+    receives_on_device: bool = False
+    """Rollout workers collect an update on their devices; else in the memory of their machines."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -233,6 +233,7 @@ class _Counted:
         self._is_lora = memory.lora_rank > 0
         self._offloads = bool(vars(stage.engine.config).get("offload_idle"))
         """Whether encoders and decoder are in CPU memory while they are idle; only for in-process engines."""
+        self._on_accelerator = plan.run.device.partition(":")[0] != "cpu"
         engine = stage.engine
         self._is_external = not engine.spec.reads_weights and not engine.spec.samples
         self._engine_share = float(vars(engine.config).get("gpu_memory", 0.0)) if self._is_external else 0.0
@@ -322,7 +323,9 @@ class _Counted:
         items: dict[str, float] = {
             **(self._engine() if self._is_external else own),
             # An update is collected before it is applied.
-            "weight sync": self._update_bytes(),
+            "weight sync": self._update_bytes()
+            if self._processes.receives_on_device or not self._on_accelerator
+            else 0,
             **self._parts(),
             **self._samples_of(count),
             **(self._rewards.beside() if self._processes.is_colocated else {}),
@@ -349,7 +352,7 @@ class _Counted:
 
     def _estimates(self, process: Process, processes: Sequence[Process]) -> dict[str, int]:
         """See `Process.estimates`."""
-        if self._plan.run.device.partition(":")[0] == "cpu":
+        if not self._on_accelerator:
             return {}
         train = processes[0]
         on_device = [process]

@@ -110,6 +110,7 @@ class RayConfig(OffloadingConfig):
             reference=self.reference_workers if self.reference == "separate" else 0,
             is_colocated=is_colocated,
             bucket_bytes=self.bucket_mb * 2**20 if rollout else 0,
+            receives_on_device=self.carrier in ("collective", "cuda-ipc"),
         )
 
     def reward_processes(self, plan: Plan) -> Sequence[RewardProcesses]:
