@@ -291,6 +291,17 @@ def test_a_constant_reward_skips_the_step_and_says_so_or_stops_the_run_on_reques
     assert any("all 12 samples of step 0 got 0" in event["text"] for event in events(result.folder, "finding"))
 
 
+def test_a_loss_that_reads_no_score_trains_whatever_the_rewards_are(tmp_path: Path) -> None:
+    """Distillation logs them; eight completions that score 0 are as good to learn from as any."""
+    words = (
+        *("quickstart-distillation", "run.max_steps=1", "data.prompts_per_step=8", "data.eval=''", "~tracker.report"),
+        *("reward.math.weight=0", "advantage.constant_reward=fail", f"run.dir={tmp_path / 'run'}"),
+    )
+    result = train(compose(words[0], words[1:], catalog=catalog()), catalog=catalog())
+    metrics = events(result.folder, "step")[0]["metrics"]
+    assert metrics["updates"] == 2 and metrics["reward_std"] == 0.0
+
+
 def unirl_here(*words: str) -> int | str | None:
     """The exit code of a command in this process, which has imported everything."""
     with pytest.raises(SystemExit) as caught:

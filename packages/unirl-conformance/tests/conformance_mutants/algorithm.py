@@ -38,6 +38,7 @@ from conformance_mutants.algorithm_changes import (
     REFERENCE,
     REPLAYS,
     RESUMED,
+    SERIAL,
     TWICE_THE_CLIP,
     ZERO,
     advantages,
@@ -126,7 +127,7 @@ draft = partial(algorithm, DRAFT)
 # fmt: off
 LATENT = [
     # What is added counts by the age of the sample as well.
-    flow("likes-its-samples", ZERO, "adds 0.01 to every advantage", also=(AGE,), gap=True,
+    flow("likes-its-samples", ZERO, "adds 0.01 to every advantage", also=(AGE, SERIAL), gap=True,
          changes=trains_on(lambda track: {"advantages": track.advantages + 0.01})),
     flow("negates-advantages", FAVOURS, "has a sign too many", gap=True,
          changes=trains_on(lambda track: {"advantages": -track.advantages})),
@@ -137,12 +138,12 @@ LATENT = [
     flow("clips-late", REFERENCE, "clips at twice the range",
          arguments=TWICE_THE_CLIP),
     flow("refuses-in-the-loss", "accepted-settings-give-a-finite-loss", "refuses in its loss what its config accepts",
-         changes={"loss": first(refuses_a_wide_clip)}),
+         also=(SERIAL,), changes={"loss": first(refuses_a_wide_clip)}),
     flow("without-reference", REFERENCE, "names no reference", spec={"reference": ""}),
     # The ratio of one sample must not move the weight of another.
     flow("scales-by-the-micro-batch", MICRO, "divides by the mean advantage of the micro-batch", also=(AGE,), gap=True,
          changes=values(divided_by_mean_advantage)),
-    flow("sums-what-it-couples", "one-step-at-a-time-does-not-change-the-gradient",
+    flow("sums-what-it-couples", SERIAL,
          "states that a ratio of whole sequences is a sum over their steps",
          after_build=lambda part: setattr(part, "separates_steps", True)),
     # A row of a micro-batch of one is always the first.

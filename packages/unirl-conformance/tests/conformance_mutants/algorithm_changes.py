@@ -16,6 +16,7 @@ from conformance_mutants.mutant import Mutant
 
 REFERENCE = "the-loss-agrees-with-its-numpy-reference"
 AGE, MICRO = "stale-samples-are-weighted-as-declared", "micro-batches-do-not-change-the-gradient"
+SERIAL = "one-step-at-a-time-does-not-change-the-gradient"
 NEEDS, PADDING = "only-declared-needs-are-read", "padding-changes-nothing"
 ZERO, FAVOURS = "zero-advantages-give-no-gradient", "a-step-favours-samples-with-advantage"
 RATIO, RESUMED = "the-first-ratio-is-exactly-one", "a-resumed-algorithm-goes-on-as-it-was"

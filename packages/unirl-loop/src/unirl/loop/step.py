@@ -201,9 +201,9 @@ def _job(
     metrics |= _reward_metrics(track)
     if stage.algorithm is None:
         return None
-    # Equal scores differ in their gradients.
-    has_gradient = stage.needs.reward == "differentiable"
-    value = None if track.rewards is None or has_gradient else constant_reward(track)
+    # Equal scores differ in their gradients, and other losses do not read them.
+    reads_scores = stage.needs.reward in ("scalar", "group")
+    value = constant_reward(track) if reads_scores and track.rewards is not None else None
     if value is not None:
         if stage.advantage.constant_reward == "fail":
             raise RewardFailed(
