@@ -105,6 +105,7 @@ def environment(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_model_and_an_algorithm_of_somebody_else_train_and_keep_their_claims(
     environment: Environment, uv: str, tmp_path: Path
@@ -141,6 +142,7 @@ def test_a_model_and_an_algorithm_of_somebody_else_train_and_keep_their_claims(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_worked_example_keeps_its_claims_without_a_gap(environment: Environment, uv: str, tmp_path: Path) -> None:
     source = tmp_path / EXAMPLE.name
@@ -178,6 +180,7 @@ def block(language: str, *, holding: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_every_command_of_the_page_does_what_the_page_says(environment: Environment, uv: str, tmp_path: Path) -> None:
     """In the order of the page: each command runs; files are put in place before the section that tries them."""

@@ -15,7 +15,7 @@ from unirl.launchers.ray import cluster
 from unirl.loop.run import train
 from writer_and_painter import JOINT, RECIPE, composed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 WORDS = (
     *JOINT,

@@ -28,6 +28,7 @@ def test_counts_are_those_since_they_were_last_taken() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_driver_carries_less_than_4_kb_a_sample_at_any_image_size(tmp_path: Path, ray_here: None) -> None:
     carried: list[float] = []
     for side in (64, 128):
@@ -44,6 +45,7 @@ def test_the_driver_carries_less_than_4_kb_a_sample_at_any_image_size(tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_lora_sync_sends_the_adapter_and_hardly_more(tmp_path: Path, ray_here: None) -> None:
     words = ("backend.trains=lora", "backend.lora.rank=256", "backend.lora.alpha=256")
     folder = run(tmp_path / "run", *APART, *words).folder
