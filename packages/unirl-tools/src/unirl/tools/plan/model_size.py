@@ -237,10 +237,11 @@ class _Row:
     def _shapes(self) -> Generator[ForwardSize]:
         roots = _roots(self._model.trainable, self._blocks)
         with ExitStack() as hooks:
-            for root in roots if self._dtype else ():
+            if self._dtype is not None:
                 # As backends do in mixed precision.
                 hook = functools.partial(cast_inputs, dtype=self._dtype)
-                hooks.callback(root.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                for root in roots:
+                    hooks.callback(root.register_forward_pre_hook(hook, with_kwargs=True).remove)
             yield hooks.enter_context(
                 shapes_only(
                     roots, blocks=self._blocks, adapted=self._adapted, unpacked=self._unpacked, dtype=self._dtype
