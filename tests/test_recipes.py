@@ -93,7 +93,11 @@ def test_a_recipe_takes_every_engine_that_generates_its_tracks(
                 # The recipe itself, which is accepted.
                 continue
             section = "engine" if len(stages) == 1 else f"engine@engine.{stage.name}"
-            changed = compose(name, [f"{section}={engine}", "data.train=prompts.txt"], catalog=catalog, directory=ROOT)
+            words = [f"{section}={engine}", "data.train=prompts.txt"]
+            if plan.launcher is not None and plan.launcher.spec.name == "ray":
+                # Workers for an engine that does not sample with the module that trains.
+                words.append("launcher.placement=separate")
+            changed = compose(name, words, catalog=catalog, directory=ROOT)
             verdict = match(changed, catalog=catalog)
             fits = stage.kind in GENERATES[engine]
             if stage.learner.model.spec.needs_media:
