@@ -19,7 +19,11 @@ from unirl.tools.plan.command import PEAK_TFLOPS, UTILISATION, plan_data
 from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
 from unirl.train_host.quantize import dequantized, is_quantized
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # torch hides it where it looks at the gradient of a tensor to make a fake of it; as an error it is raised before that.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
 
 PAGES = Path(__file__).parents[1] / "docs/how-to"
 SMALL_CARDS, PUBLISHED_RUNS = (
@@ -65,8 +69,6 @@ def test_the_page_of_published_runs_has_the_planners_numbers(recipe: str, tmp_pa
     assert expected in PUBLISHED_RUNS.splitlines(), f"write this line into the page:\n{expected}"
 
 
-# torch hides it where it looks at the gradient of a tensor to make a fake of it; as an error it is raised before that.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.nightly
 @pytest.mark.torchao
 @pytest.mark.parametrize(
