@@ -24,7 +24,8 @@ from unirl.models.sd3.tiny import write as write_sd3
 from unirl.models.wan.tiny import write_wan21
 from unirl.rewards.clip_family.tiny import write_clip
 from unirl.tools.plan import hollow
-from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
+from unirl.tools.plan.memory_plan import memory_plan
+from unirl.tools.plan.prediction import MemoryPlan
 from unirl.train_host.sharding import recompute
 
 TOLERANCE = 0.15

@@ -16,7 +16,8 @@ from unirl.core.match.match import match
 from unirl.core.recipe.compose import compose
 from unirl.loop.build import build_parts
 from unirl.tools.plan.command import PEAK_TFLOPS, UTILISATION, plan_data
-from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
+from unirl.tools.plan.memory_plan import memory_plan
+from unirl.tools.plan.prediction import MemoryPlan
 from unirl.train_host.quantize import dequantized, is_quantized
 
 pytestmark = [

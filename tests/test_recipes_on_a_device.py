@@ -27,6 +27,8 @@ pytestmark = [
 
 Part = tuple[str, str]
 """Kind and name."""
+REPLACED: set[Part] = {("reward", "ocr"), ("reward", "edit-judge")}
+"""Rewards of recipes with a stand-in on miniatures (`STAND_INS`), so that a recipe does not try them."""
 KINDS = ("model", "algorithm", "reward")
 NOT_HERE: dict[Part, str] = {
     ("reward", "first-frame"): "an image of role `first_frame`",
@@ -43,7 +45,8 @@ def parts_of(file: Path) -> set[Part]:
     """Parts that the defaults of a recipe choose: `/model: sd3`, `/reward@reward.pick: pickscore`."""
     entries = yaml.safe_load(file.read_text(encoding="utf-8")).get("defaults", [])
     chosen = [item for entry in entries if isinstance(entry, dict) for item in entry.items()]
-    return {(key.removeprefix("override ").lstrip("/").partition("@")[0], str(name)) for key, name in chosen} & PARTS
+    named = {(key.removeprefix("override ").lstrip("/").partition("@")[0], str(name)) for key, name in chosen}
+    return (named & PARTS) - REPLACED
 
 
 def chosen_recipes() -> tuple[list[str], set[Part]]:

@@ -12,8 +12,9 @@ from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.tools.plan.command import PEAK_TFLOPS, UTILISATION, plan_data
-from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
+from unirl.tools.plan.memory_plan import memory_plan
 from unirl.tools.plan.model_size import ModelSize
+from unirl.tools.plan.prediction import MemoryPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 

@@ -69,7 +69,7 @@ def shorter(plan: Plan) -> Iterator[str]:
 def smaller(plan: Plan, factory: PartFactory) -> Iterator[str]:
     """Overrides that change sizes, files and what needs a service or a correct answer, and nothing else."""
     if plan.launcher is not None and plan.launcher.spec.name != "local":
-        # On one rank: others have the miniatures in tests of their own.
+        # One process; several ranks are tested elsewhere.
         yield "launcher=local"
     # A log-prob is the mean over a hundredth of the elements: what 16 bits round is not averaged out.
     yield "train.logp_mismatch_max=1"

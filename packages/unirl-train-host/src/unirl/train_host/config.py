@@ -174,7 +174,7 @@ class ShardedConfig(BackendConfig):
             yield Reason(key=key, text=text)
         if self.compile != "none":
             yield Reason(
-                key=key, text=f"{what} with compile={self.compile}, which has not been tried; use none for one."
+                key=key, text=f"{what} with compile={self.compile}, which has not been tried. Set one of them to none."
             )
         if self.quantize == "int8" and not self.activation_checkpointing:
             text = f"{what} without activation_checkpointing: autograd would keep the weights of every layer in the "

@@ -28,7 +28,7 @@ def quantize(
     biases, and everything outside of the blocks stay. The result has a gradient with respect to its input.
 
     kind: `int8` or `nf4`.  fill: sets tensors, by their names in the module, to the checkpoint's values; called for
-    layers without values. Raises RecipeError for a layer that cannot be of this kind.
+    layers without values. Raises RecipeError for a layer whose size nf4 does not take.
     """
     inside = {part for block in blocks for part in block.modules()}
     layers = {

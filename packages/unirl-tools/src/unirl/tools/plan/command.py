@@ -9,7 +9,7 @@ import click
 from unirl.core.cli.discovery import allow_code_option, plugins_dir_option
 
 if TYPE_CHECKING:
-    from .memory_plan import MemoryPlan
+    from .prediction import MemoryPlan
 
 __all__ = ["command", "plan_data"]
 
@@ -127,7 +127,7 @@ def _show(prediction: MemoryPlan, data: dict[str, Any], device_memory: int | Non
     from rich.text import Text
     from unirl.core.cli.output import console, print_table
 
-    from .memory_plan import shown_bytes
+    from .prediction import shown_bytes
 
     out = console()
     rows: list[dict[str, str]] = []

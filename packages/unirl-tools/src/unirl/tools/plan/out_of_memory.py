@@ -13,7 +13,8 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap
 from unirl.core.types.sampling import LatentSamplingConfig
 
-from .memory_plan import memory_plan, processes_of, shown_bytes
+from .memory_plan import memory_plan, processes_of
+from .prediction import shown_bytes
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
