@@ -60,7 +60,8 @@ def recipe_step(name: str, folder: Path, *words: str) -> Step:
     """
     factory = _factory(folder)
     own = miniature_words(name, factory, Path(tempfile.mkdtemp(dir=folder)), directory=ROOT)
-    return _step(_plan(name, [*own, *words], factory))
+    # The device is pretended in one thread: rewards that overlap with generation are scored in another.
+    return _step(_plan(name, [*own, "run.reward_overlap_groups=0", *words], factory))
 
 
 def step_with_part(kind: str, name: str, folder: Path) -> Step:
