@@ -17,8 +17,6 @@ pytestmark = [
     pytest.mark.slow,
     # torch's compiler looks at every tensor's gradient and silences this warning by itself, but not where it is an error.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    # Raised inside of torch's inductor, in a process that has not imported setuptools.
-    pytest.mark.filterwarnings("ignore:The distutils package is deprecated:DeprecationWarning"),
 ]
 
 
