@@ -51,7 +51,7 @@ def count(catalog: Catalog, overrides: list[str]) -> tuple[str, str, str]:
     predicted = latent_step_cost(
         request.latent,
         latent_shape=parts.only.model.latent_shape(request.latent.sampling),
-        anchors=plan.only.train.old_log_probs == "replay",
+        replayed_share=plan.only.train.replayed_share,
     )
     track = parts.only.engine.generate(request)
     segment = track.latent

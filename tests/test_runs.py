@@ -86,6 +86,20 @@ def test_the_first_update_has_ratio_one(start: Callable[..., RunResult], replay:
         assert event["metrics"]["logp_mismatch_max"] < 2e-6
 
 
+@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("replay", ["stacked", "serial"])
+def test_detached_old_log_probs_change_no_number(
+    start: Callable[..., RunResult], tmp_path: Path, replay: str, updates: int
+) -> None:
+    settings = ["run.max_steps=2", f"train.replay={replay}", f"train.updates_per_step={updates}"]
+    settings += ["backend.trains=lora", "algorithm.kl_coef=0.1", "train.micro_batch_size=3"]
+    replayed = start("replay", *settings)
+    detached = start("detached", *settings, "train.old_log_probs=detached")
+    assert_equal_bit_for_bit(tensors(replayed.folder, 2, tmp_path), tensors(detached.folder, 2, tmp_path))
+    numbers = [[event["metrics"] for event in events(folder, "step")] for folder in (replayed.folder, detached.folder)]
+    assert numbers[0] == numbers[1]
+
+
 def test_the_engines_log_probs_are_the_replayed_ones_at_equal_batch_shape(start: Callable[..., RunResult]) -> None:
     result = start(
         "run", "run.max_steps=1", "train.replay=serial", "train.updates_per_step=1", "train.micro_batch_size=0"

@@ -22,7 +22,7 @@ from toy_specs import (
 from unirl.core.limits import Reason
 from unirl.core.match.match import match_parts
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import PartConfig, RunConfig
+from unirl.core.specs.config import PartConfig, RunConfig, TrainConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.engine_host.config import ExternalConfig
 from unirl.engine_host.text_config import ExternalTextConfig
@@ -94,6 +94,13 @@ def test_an_algorithm_with_a_critic_needs_a_backend_that_keeps_one_for_either_ki
         ALGORITHM, name="ppo-like", needs=dataclasses.replace(ALGORITHM.needs, critic=True)
     )
     assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents) == []
+    detached = make_plan(
+        algorithm=on_latents, backend=having(BACKEND, Cap.CRITIC), train=TrainConfig(old_log_probs="detached")
+    )
+    assert refusals(detached) == [
+        "train.old_log_probs: got 'detached', but returns of algorithm 'ppo-like' are computed before the first update, "
+        "and may depend on old log-probs. Use replay or engine."
+    ]
     assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents, backend=without(BACKEND, Cap.CRITIC)) == [
         "backend: algorithm 'ppo-like' needs 'critic'; backend 'plain' does not provide it."
     ]

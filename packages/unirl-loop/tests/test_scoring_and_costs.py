@@ -86,7 +86,7 @@ def test_costs_count_the_steps_that_are_trained_on() -> None:
         initial_noise=("", ""),
         keep=torch.tensor([[0, 2], [3, -1]]),
     )
-    cost = latent_step_cost(request, latent_shape=(2, 3), anchors=True)
+    cost = latent_step_cost(request, latent_shape=(2, 3), replayed_share=1.0)
     assert (cost.rollout_rows, cost.old_log_prob_rows, cost.train_rows) == (8, 2, 2)
     # Positions 0, 1, 2, 4 of the first row, 3 and 4 of the other.
     assert cost.stored_bytes == (4 + 2) * 6 * 4
@@ -105,13 +105,13 @@ def test_costs_are_the_formulas(branches: int) -> None:
         initial_noise=("",) * rows,
         keep=torch.zeros(rows, 0, dtype=torch.int64),
     )
-    cost = latent_step_cost(request, latent_shape=(4, 8, 8), anchors=True)
+    cost = latent_step_cost(request, latent_shape=(4, 8, 8), replayed_share=1.0)
     assert cost.rollout_rows == rows * steps * branches
     assert cost.old_log_prob_rows == cost.train_rows == (3 * 3 + 3 * 2) * branches
     assert cost.stored_bytes == (3 * 5 + 3 * 5) * 4 * 8 * 8 * 4
     # Training costs a forward for the anchor, and a forward and two more for the backward of the update.
     assert cost.generate_share == pytest.approx(60 / (60 + 15 + 45))
-    assert latent_step_cost(request, latent_shape=(4, 8, 8), anchors=False).old_log_prob_rows == 0
+    assert latent_step_cost(request, latent_shape=(4, 8, 8), replayed_share=0.0).old_log_prob_rows == 0
 
 
 class Contrast(Given):

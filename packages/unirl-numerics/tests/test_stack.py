@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 import torch
-from linear_ranks import Alone, Weighted, make_track, run, run_ranks
-from unirl.core.errors import BatchError
+from linear_ranks import Alone, Forwarded, Weighted, make_track, run, run_ranks
+from unirl.core.errors import BatchError, RunFailed
 from unirl.core.roles import Job, Losses, Metric
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.track import Status, Track
@@ -101,6 +101,47 @@ def test_the_anchor_pass_sees_exactly_the_micro_batches_of_the_updates_and_comes
     # The second update starts from other weights than the anchors; the first does not.
     assert report.only["ratio_max_dev_first"] < 1e-6 < report.only["ratio_max_dev"]
     assert report.only["progress"] == 0.25
+
+
+def test_detached_old_log_probs_are_those_of_the_first_updates_own_forward_passes(monkeypatch):
+    replay, forwards = Forwarded.__call__, []
+
+    def noted(self, track, **which):
+        forwards.append(track.sample_ids)
+        return replay(self, track, **which)
+
+    monkeypatch.setattr(Forwarded, "__call__", noted)
+    # The engine's are off by 0.1, so that what is measured is more than 0.
+    given = run(make_track(10))[0].replay(make_track(10)).log_probs.float() + 0.1
+    result = {}
+    for source in ("replay", "detached"):
+        algorithm = Weighted()
+        forwards.clear()
+        rank, report = run(
+            make_track(10, log_probs=given),
+            algorithm,
+            rank=Alone(lr=0.5),
+            updates=2,
+            micro_batch_size=2,
+            old_log_probs=source,
+        )
+        first, second = algorithm.trained[:3], algorithm.trained[3:]
+        ahead = first + second if source == "replay" else second
+        assert forwards == ahead + first + second
+        result[source] = rank.gradients, report.only
+    (expected, metrics), (gradients, found) = result.values()
+    assert all(torch.equal(one, other) for one, other in zip(expected, gradients, strict=True))
+    assert found == metrics
+    # 0.1 in fp32 log-probs of order 1.
+    assert found["logp_mismatch_mean"] == pytest.approx(0.1, abs=1e-6)
+
+
+def test_a_mismatch_seen_in_the_first_updates_own_forward_pass_ends_it_before_its_step():
+    rank = Alone(lr=0.5)
+    given = rank.replay(make_track(10)).log_probs.detach().float() + 0.1
+    with pytest.raises(RunFailed, match=r"train\.logp_mismatch_max"):
+        run(make_track(10, log_probs=given), rank=rank, old_log_probs="detached", logp_mismatch_max=0.05)
+    assert "step" not in rank.calls
 
 
 def test_mini_batches_are_balanced_over_groups_and_sizes():

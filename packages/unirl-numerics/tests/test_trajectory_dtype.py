@@ -111,7 +111,7 @@ def test_only_what_is_trained_on_is_stored_and_its_bytes_are_the_formula(scene, 
         ).segment()
     elements = 5 * positions * 2 * 4 * 4
     assert segment.latents.nbytes == elements * {"float32": 4, "bfloat16": 2, "float16": 2}[name]
-    assert latent_step_cost(request, latent_shape=(2, 4, 4), anchors=False).stored_bytes == segment.latents.nbytes
+    assert latent_step_cost(request, latent_shape=(2, 4, 4), replayed_share=0.0).stored_bytes == segment.latents.nbytes
 
 
 @pytest.mark.parametrize("name", ROUNDOFF)

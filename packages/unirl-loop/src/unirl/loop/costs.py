@@ -110,11 +110,11 @@ class StepCost:
         return self.rollout_rows / max(1, self.rollout_rows + training)
 
 
-def latent_step_cost(request: LatentRequest, *, latent_shape: Sequence[int], anchors: bool) -> StepCost:
+def latent_step_cost(request: LatentRequest, *, latent_shape: Sequence[int], replayed_share: float) -> StepCost:
     """Cost of one step on a latent track.
 
     Rollout: N*T rows for each branch of the guidance, an upper bound where an engine shares the paths of a tree.
-    Training: every scored step once forward and backward, once more forward when the old log-probs are replayed.
+    Training: every scored step once forward and backward; this share of them once more forward, for old log-probs.
     Stored: positions {i, i+1 for scored step i}, T and `keep`, in `sampling.trajectory_dtype`.
     """
     rows, steps = request.num_rows, int(request.sigmas.shape[0]) - 1
@@ -127,7 +127,7 @@ def latent_step_cost(request: LatentRequest, *, latent_shape: Sequence[int], anc
         positions += len(chosen | {step + 1 for step in chosen} | {steps} | kept)
     return StepCost(
         rollout_rows=rows * steps * branches,
-        old_log_prob_rows=scored_rows * branches if anchors else 0,
+        old_log_prob_rows=round(scored_rows * branches * replayed_share),
         train_rows=scored_rows * branches,
         stored_bytes=positions * prod(latent_shape) * TRAJECTORY_BYTES[request.sampling.trajectory_dtype],
     )

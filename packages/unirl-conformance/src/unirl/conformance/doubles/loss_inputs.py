@@ -13,9 +13,9 @@ from unirl.core.roles import Forward, Policy, Replayed, ReplayedTokens
 from unirl.core.types.track import Status, Track
 from unirl.numerics.tokens.batches import pad_batch
 from unirl.numerics.train.actions import per_action
+from unirl.numerics.train.forwards import ForwardWrapper
 
 from ..fixtures.training_setup import TrainingSetup
-from .forward import ForwardWrapper
 from .pixel_score import REWARD_WEIGHTS, PixelScore
 from .tiny_decoder import TinyDecoder
 from .track_numbers import log_probs_of

@@ -12,9 +12,9 @@ from torch import Tensor
 from unirl.conformance.reference import PointLossInputs, RewardLossInputs
 from unirl.core.roles import DivergenceKind, Forward, Policy, Replayed, ReplayedTokens
 from unirl.core.types.track import Track
+from unirl.numerics.train.forwards import ForwardWrapper
 
 from ..fixtures.training_setup import TrainingSetup
-from .forward import ForwardWrapper
 from .loss_inputs import reward_inputs
 
 __all__ = ["Slope", "slopes"]

@@ -9,8 +9,8 @@ from torch import Tensor
 from unirl.core.roles import Algorithm, Forward, Losses, Metric, Policy, Replayed, ReplayedTokens
 from unirl.core.types.track import Track
 from unirl.numerics.train.actions import per_action, with_per_action
+from unirl.numerics.train.forwards import ForwardWrapper
 
-from .forward import ForwardWrapper
 from .track_numbers import log_probs_of
 
 __all__ = ["AlgorithmWrapper", "KeepsOldLogProbs", "LogProbRecorder"]

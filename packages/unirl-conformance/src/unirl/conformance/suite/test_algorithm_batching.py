@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
-from unirl.conformance.doubles.forward import ForwardWrapper
 from unirl.conformance.doubles.track_numbers import advantages_of, changed_per_token, with_advantages
 from unirl.conformance.doubles.wrapped_algorithms import KeepsOldLogProbs
 from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmCase
@@ -20,6 +19,7 @@ from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.numerics.loss.reduction import weight_totals
+from unirl.numerics.train.forwards import ForwardWrapper
 
 PROGRESS = 0.5
 TOKENS = 70

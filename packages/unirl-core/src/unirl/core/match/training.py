@@ -78,6 +78,13 @@ def _comparison(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[
 
 
 def _old_log_probs(stage: Stage) -> Iterator[Reason]:
+    if stage.train.old_log_probs == "detached" and stage.needs.critic:
+        assert stage.algorithm is not None
+        yield Reason(
+            key="train.old_log_probs",
+            text=f"got 'detached', but returns of algorithm {stage.algorithm.name!r} are computed before the first "
+            "update, and may depend on old log-probs. Use replay or engine.",
+        )
     if stage.train.old_log_probs == "engine":
         cap = Cap.LOG_PROBS_GAUSSIAN if stage.kind == "latent" else Cap.LOG_PROBS_TOKEN
         yield from lacks(stage.engine.key, stage.engine.spec, cap, asks="train.old_log_probs=engine")

@@ -307,15 +307,22 @@ class TrainConfig:
     packing: bool = True
     """Text: pack the samples of a micro-batch into one sequence without padding, where the model supports it. The
     numbers are the same."""
-    old_log_probs: str = one_of("replay", "engine", default="replay")
-    """Source of the old log-probs: `replay` recomputes them with the training model, `engine` takes the engine's, where
-    the measured log-prob mismatch allows it."""
+    old_log_probs: str = one_of("replay", "detached", "engine", default="replay")
+    """Source of the old log-probs: `replay` recomputes them with the training model. `detached` does so for all updates
+    but the first, which takes those of its own forward pass: the same numbers for one pass less, but
+    `ratio_max_dev_first` is 0 by construction. `engine` takes the engine's, where the measured log-prob mismatch allows
+    it."""
     logp_mismatch_max: float | None = limit(None, least=0)
     """Largest log-prob mismatch allowed, |engine - recomputed|. None: for latents the algorithm's clip range; for text
     0.01 nats per token in fp32, or 1 where the model, the engine or the backend computes in 16 bits."""
     logp_mismatch_mean: float | None = limit(None, least=0)
     """Largest mean log-prob mismatch over a rollout. None: no bound for latents; for text 0.001 in fp32, or 0.05 in
     16 bits."""
+
+    @property
+    def replayed_share(self) -> float:
+        """Fraction of the old log-probs that a pass of its own recomputes."""
+        return {"replay": 1.0, "detached": 1.0 - 1.0 / self.updates_per_step, "engine": 0.0}[self.old_log_probs]
 
     def is_serial(self, device: str) -> bool:
         """Whether steps are replayed one by one on a device such as `cuda:0`; `auto` counts as an accelerator."""

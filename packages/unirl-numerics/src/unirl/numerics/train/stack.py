@@ -22,6 +22,7 @@ from ..diffusion.replay import check_stored_steps
 from ..loss.reduction import reduce_terms, weight_totals
 from ..loss.tally import Tally
 from .critic import critic_pair, estimated
+from .forwards import ReplayedOnce
 from .log_prob_mismatch import MeteredForward, MismatchMeter, metered
 from .partition import micro_batches
 from .updater import CriticUpdater, StepReport, Updater
@@ -48,8 +49,9 @@ def train_on(
 
     Units (`Track.unit_ids`) stay whole. Those without weight are left out; a rank with fewer than others repeats its
     last one at weight 0, since all ranks must run the same forwards. Old log-probs are recomputed before the first
-    update, and the log-prob mismatch with the engine is measured there, or in the first update if the algorithm's
-    old-log-prob pass recomputes nothing.
+    update, or with `old_log_probs=detached` those of its samples in the very forward pass that the loss differentiates;
+    the log-prob mismatch with the engine is measured there, and in the first update if the algorithm's old-log-prob
+    pass recomputes nothing.
     jobs: the same ones on every rank. The gradient of a step is the sum of theirs, each times its weight; their losses
     are divided by their own total weights.  train: settings of jobs that bring none.
     progress: fraction of the run that is done, 0 to 1.  version: of the weights being trained; the log-prob mismatch is
@@ -153,21 +155,28 @@ class _Work:
 
         Checks the log-prob mismatch, if that pass replays anything.
         """
+        ahead = 1 if self._is_detached else 0
         with metered(self.forward, self.meter, job=self.job):
-            self.batches = [
+            self.batches[ahead:] = [
                 [_anchored(micro, self.job.algorithm, self.forward, self.updater) for micro in micros]
-                for micros in self.batches
+                for micros in self.batches[ahead:]
             ]
-        self._measures_first = not self.meter.was_called
+        self._measures_first = self._is_detached or not self.meter.was_called
         self.meter.check(self.train, self.updater)
 
     def share(self, number: int, *, measures: bool) -> _Share:
         """Its part of an update. measures: it is the first update of the policy."""
         algorithm, meter = self.job.algorithm, self.meter if measures and self._measures_first else None
+        is_detached = self._is_detached and number == 0
 
-        def losses(micro: Track) -> Losses:
+        def losses(piece: Track) -> Losses:
             with metered(self.forward, meter, job=self.job):
-                return algorithm.loss(micro, self.forward, progress=self.progress)
+                if not is_detached:
+                    return algorithm.loss(piece, self.forward, progress=self.progress)
+                forward = ReplayedOnce(self.forward, piece)
+                with torch.no_grad():
+                    piece = algorithm.with_old_log_probs(piece, forward)
+                return algorithm.loss(piece, forward, progress=self.progress)
 
         is_split = algorithm.separates_steps and self.train.is_serial(str(self.updater.device))
         return _Share(
@@ -182,6 +191,10 @@ class _Work:
         """Check the mismatch measured in the first update, before its step. Collective."""
         if self._measures_first and self.first is None:
             self.meter.check(self.train, self.updater)
+
+    @property
+    def _is_detached(self) -> bool:
+        return self.train.old_log_probs == "detached"
 
     def merge(self, tally: Tally) -> None:
         """Add the metrics of one update."""

@@ -372,7 +372,7 @@ class _Counted:
         kept = 1 / size.step_rows if stage.train.detach_negative else 1
         return StepTime(
             generate=row * size.rollout_rows,
-            old_log_probs=scored if stage.train.old_log_probs == "replay" and stage.needs.log_probs != "none" else 0,
+            old_log_probs=round(scored * stage.train.replayed_share) if stage.needs.log_probs != "none" else 0,
             reference=scored if stage.needs.reference == "policy" else 0,
             train=round(scored * (kept * passes + 1 - kept)),
         )

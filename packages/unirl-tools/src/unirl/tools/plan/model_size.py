@@ -193,7 +193,7 @@ class _Row:
             group_ids=["group"],
             trajectory=self._trajectory,
         )
-        cost = latent_step_cost(request, latent_shape=shape, anchors=False)
+        cost = latent_step_cost(request, latent_shape=shape, replayed_share=0.0)
         self.row = {
             "row_elements": prod(shape),
             "condition_bytes": sum(_bytes(_leaves(value)) for value in conditions.values()),
