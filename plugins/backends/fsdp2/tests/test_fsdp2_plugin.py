@@ -174,8 +174,14 @@ def test_a_quantized_base_is_refused_where_it_cannot_be_the_policy(monkeypatch):
         (reason,) = reasons(plan(config, **of_plan.get(case, {})))
         assert reason.startswith("backend.quantize: got nf4") and says in reason, case
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (reason,) = reasons(plan(Fsdp2Config(quantize="nf4")))
-    assert reason.endswith("which needs torchao. Install it: `pip install 'unirl-train-host[quantize]'`.")
+    for config, start in (
+        (Fsdp2Config(quantize="nf4"), "quantize: got nf4"),
+        (Fsdp2Config(optimizer="adamw_8bit"), "optimizer: got adamw_8bit"),
+    ):
+        (reason,) = reasons(plan(config))
+        assert reason == (
+            f"backend.{start}, which needs torchao. Install it: `pip install 'unirl-train-host[quantize]'`."
+        )
 
 
 def test_the_example_of_the_readme_runs(capsys):

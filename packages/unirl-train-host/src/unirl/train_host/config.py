@@ -15,7 +15,14 @@ from unirl.core.specs.memory import TrainingMemory
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["AverageConfig", "CriticConfig", "LoraSettings", "ShardedConfig"]
+__all__ = ["AverageConfig", "CriticConfig", "LoraSettings", "ShardedConfig", "needs_torchao"]
+
+
+def needs_torchao(key: str, what: str) -> Iterator[Reason]:
+    """A reason where torchao, which a setting needs, is not installed. what: the setting's value, as in `got int8`."""
+    if importlib.util.find_spec("torchao") is None:
+        text = f"{what}, which needs torchao. Install it: `pip install 'unirl-train-host[quantize]'`."
+        yield Reason(key=key, text=text)
 
 
 @dataclass
@@ -112,11 +119,11 @@ class ShardedConfig(BackendConfig):
         """See `BackendConfig`: quantized layer by layer, so that the model is never held in its dtype."""
         return self.quantize != "none"
 
-    def kept(self, *, shard: int, sequence: int, optimizer_bytes: int = 8) -> TrainingMemory | None:
+    def kept(self, *, shard: int, sequence: int, optimizer_bytes: float = 8) -> TrainingMemory | None:
         """Memory that a backend keeps on a mesh without tensor parallelism; None with a critic, a separate model.
 
         shard: ranks of one copy of the weights, 0 for all.  sequence: of those, ranks that share the tokens of a row.
-        optimizer_bytes: state of a trained parameter.
+        optimizer_bytes: state of a trained parameter, on average.
         """
         if self.critic.lr is not None:
             return None
@@ -163,9 +170,7 @@ class ShardedConfig(BackendConfig):
 
     def _for_quantized(self) -> Iterator[Reason]:
         key, what = ".quantize", f"got {self.quantize}"
-        if importlib.util.find_spec("torchao") is None:
-            text = f"{what}, which needs torchao. Install it: `pip install 'unirl-train-host[quantize]'`."
-            yield Reason(key=key, text=text)
+        yield from needs_torchao(key, what)
         if self.trains == "full":
             yield Reason(key=key, text=f"{what}, but quantized weights cannot be trained. Use backend.trains=lora.")
         if self.mixed_precision != "none":

@@ -61,9 +61,11 @@ class Optimizer:
         adams: Sequence[torch.optim.Optimizer] = (),
         moments: Mapping[str, torch.dtype] = ADAM,
         view: View = _itself,
+        zeros: Callable[[Tensor], dict[str, Tensor]] | None = None,
     ) -> None:
         """adams: what steps them, each its own share; torch's AdamW if empty.  moments: names and dtypes of its state
         for each parameter, besides `step`.  view: of parameters, gradients and moments, for norms and checkpoints.
+        zeros: its state for a parameter, `step` included, where that is not in tensors of the parameter's class.
         """
         self.params = params
         self.num_steps = 0
@@ -75,6 +77,7 @@ class Optimizer:
         self._total_steps = total_steps
         self._moments = moments
         self._view = view
+        self._zeros = zeros or self._plain_zeros
         self._created: dict[str, Tensor] = {}
         self.adams = adams or [
             torch.optim.AdamW(
@@ -125,7 +128,8 @@ class Optimizer:
         seen_norm = grad_norm * clipping
         for adam in self.adams:
             for group in adam.param_groups:
-                group["lr"] = rate
+                # torchao keeps a tensor, for which its compiled step is not compiled again.
+                group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
             adam.step()
         self.num_steps += 1
         self._grow_scale()
@@ -146,13 +150,9 @@ class Optimizer:
         """Adam's state by name, as checkpoints have it. `create` allocates missing state, to be filled."""
         tensors: dict[str, Tensor] = {}
         for name, param in self.params.items():
-            adam = self._adam_of[param]
-            state = adam.state.get(param, {})
+            state = self._adam_of[param].state.get(param, {})
             if create:
-                like = param.detach()
-                made = {key: torch.zeros_like(like, dtype=dtype) for key, dtype in self._moments.items()}
-                counts_on = param.device if _is_fused(adam) else None
-                state = {"step": torch.zeros((), dtype=torch.float32, device=counts_on), **made}
+                state = self._zeros(param)
             tensors.update({f"adam/{name}/{key}": value for key, value in state.items()})
         if create:
             self._created = tensors
@@ -181,6 +181,11 @@ class Optimizer:
         self.num_skipped = int(facts["num_skipped"])
         self.loss_scale = float(facts["loss_scale"])
         self.steps_since_overflow = int(facts["steps_since_overflow"])
+
+    def _plain_zeros(self, param: Tensor) -> dict[str, Tensor]:
+        made = {key: torch.zeros_like(param.detach(), dtype=dtype) for key, dtype in self._moments.items()}
+        counts_on = param.device if _is_fused(self._adam_of[param]) else None
+        return {"step": torch.zeros((), dtype=torch.float32, device=counts_on), **made}
 
     def _skip(self) -> None:
         self.num_skipped += 1

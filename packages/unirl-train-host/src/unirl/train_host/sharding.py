@@ -25,6 +25,7 @@ __all__ = [
     "DTYPES",
     "allocate",
     "cast_ends",
+    "check_compiler",
     "compile_blocks",
     "fill",
     "find_blocks",
@@ -65,13 +66,10 @@ def recompute(blocks: Iterable[nn.Module]) -> None:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def compile_blocks(blocks: Iterable[nn.Module], *, device: torch.device) -> None:
-    """Compile each block by torch.compile, without the hooks of wrappers. Blocks of one class share their kernels.
+def check_compiler(device: torch.device, *, key: str, value: str, instead: str) -> None:
+    """Raise RecipeError for this setting where torch.compile does not work on a device.
 
-    Replaces `forward` on the instance, as `recompute` does, after which it is called. Shapes: the first is compiled as
-    it is, the second with sizes left open. Generation with a cache of tokens is not compiled: every layer and length
-    would be by itself.
-    Raises RecipeError, key `backend.compile`, where torch cannot compile.
+    instead: the value that does without.
     """
     try:
         cast("Any", torch.compile(lambda x: x + 1))(torch.zeros(3, device=device))
@@ -80,9 +78,20 @@ def compile_blocks(blocks: Iterable[nn.Module], *, device: torch.device) -> None
             "A C++ compiler is needed, such as g++" if device.type == "cpu" else "Triton and a C compiler are needed"
         )
         raise RecipeError(
-            f"backend.compile: got 'blocks', but torch.compile fails on {device.type} here: {error} {needs}. Install "
-            "what is missing, or use none."
+            f"{key}: got {value!r}, but torch.compile fails on {device.type} here: {error} {needs}. Install what is "
+            f"missing, or use {instead}."
         ) from error
+
+
+def compile_blocks(blocks: Iterable[nn.Module], *, device: torch.device) -> None:
+    """Compile each block by torch.compile, without the hooks of wrappers. Blocks of one class share their kernels.
+
+    Replaces `forward` on the instance, as `recompute` does, after which it is called. Shapes: the first is compiled as
+    it is, the second with sizes left open. Generation with a cache of tokens is not compiled: every layer and length
+    would be by itself.
+    Raises RecipeError, key `backend.compile`, where torch cannot compile.
+    """
+    check_compiler(device, key="backend.compile", value="blocks", instead="none")
     settings: Any = import_module("torch._dynamo.config")
     # With and without gradients, adapters and fixed sizes: more than the 8 after which torch silently stops compiling.
     settings.recompile_limit = max(settings.recompile_limit, _GRAPHS)

@@ -20,8 +20,8 @@ class TrainingMemory:
     copies: tuple[str, ...] = ()
     """Policies that it keeps a copy of the trained parameters for: `reference`, `ema`, `lagged`. Averages are saved in
     checkpoints; the reference, which never changes, is not."""
-    optimizer_bytes: int = 8
-    """Optimizer state of a trained parameter, in bytes: 8 are the two moments of Adam."""
+    optimizer_bytes: float = 8
+    """Optimizer state of a trained parameter, in bytes on average: 8 are the two moments of Adam."""
     shard_ranks: int = 0
     """Ranks that a copy of the weights is sharded over; 0 is all of them."""
     row_ranks: int = 1

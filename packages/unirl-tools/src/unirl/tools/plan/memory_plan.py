@@ -356,7 +356,8 @@ class _Counted:
         copies = 1 + len([name for name in memory.copies if name != "reference"])
         # The shards of a tensor are saved one by one; a step count is not sharded.
         saved = tensors * ((copies + 2) * self._shards + 1)
-        return self._elements * (FP32 * copies + memory.optimizer_bytes) + FP32 * tensors + SAVED_TENSOR * saved
+        moments = math.ceil(self._elements * memory.optimizer_bytes)
+        return self._elements * FP32 * copies + moments + FP32 * tensors + SAVED_TENSOR * saved
 
     def _num_checkpoints(self) -> int:
         run = self._plan.run

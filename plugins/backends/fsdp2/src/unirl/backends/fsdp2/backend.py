@@ -16,6 +16,7 @@ from .config import Fsdp2Config
 if TYPE_CHECKING:
     from unirl.core.roles import Model
     from unirl.core.specs.config import TrainConfig
+    from unirl.train_host.optimizer import Optimizer
 
 __all__ = ["Fsdp2Backend", "build"]
 
@@ -58,6 +59,13 @@ class Fsdp2Backend(ShardedBackend):
             allocate(self._module, self._device)
             model.fill(self._plain(self._module.state_dict(keep_vars=True)))
         return wraps
+
+    def _new_optimizer(self, *, total_steps: int) -> Optimizer:
+        if self._config.optimizer == "adamw":
+            return super()._new_optimizer(total_steps=total_steps)
+        from unirl.train_host.adam_8bit import adam_8bit
+
+        return adam_8bit(self._params, self._config, total_steps=total_steps)
 
     @property
     def _replicates(self) -> bool:

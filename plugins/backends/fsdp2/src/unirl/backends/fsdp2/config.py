@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.memory import TrainingMemory
-from unirl.train_host.config import AverageConfig, CriticConfig, LoraSettings, ShardedConfig
+from unirl.train_host.config import AverageConfig, CriticConfig, LoraSettings, ShardedConfig, needs_torchao
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
@@ -40,6 +40,9 @@ class Fsdp2Config(ShardedConfig):
     forward there, for the same gradients."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """Device mesh."""
+    optimizer: str = one_of("adamw", "adamw_8bit", default="adamw")
+    """`adamw`: torch's, 8 bytes of state for each trained parameter. `adamw_8bit`: torchao's, 2 bytes. A critic has the
+    first."""
 
     @property
     def copies(self) -> int:
@@ -48,11 +51,17 @@ class Fsdp2Config(ShardedConfig):
 
     def memory(self, plan: Plan | None) -> TrainingMemory | None:
         """See `BackendConfig`. None with tensor parallelism, too, whose split depends on the model's plan."""
-        return self.kept(shard=self.mesh.shard, sequence=self.mesh.sequence) if self.mesh.tensor == 1 else None
+        if self.mesh.tensor > 1:
+            return None
+        # Two moments, each with an fp32 scale for 256 elements.
+        state = 8.0 if self.optimizer == "adamw" else 2 * (1 + 4 / 256)
+        return self.kept(shard=self.mesh.shard, sequence=self.mesh.sequence, optimizer_bytes=state)
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Those of every backend, and a mesh that the model cannot be laid out on."""
         yield from super().problems(plan, stage)
+        if self.optimizer == "adamw_8bit":
+            yield from needs_torchao(".optimizer", f"got {self.optimizer}")
         if self.compile != "none" and self.copies > 1:
             axis = "tensor" if self.mesh.tensor > 1 else "sequence"
             yield Reason(
