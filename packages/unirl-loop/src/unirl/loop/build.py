@@ -260,13 +260,16 @@ def build_algorithms(
     result: dict[str, Algorithm] = {}
     for stage in plan.trained:
         assert stage.algorithm is not None
+        train = train_settings(stage)
+        # Which forward pass recomputes them is up to what calls the algorithm.
+        told = dataclasses.replace(train, old_log_probs="replay") if train.old_log_probs == "detached" else train
         credited = (child.name for child in plan.children(stage.name) if child.settings.credit != "none")
         result[stage.name] = build_part(
             stage.algorithm,
             catalog,
             advantage=stage.advantage,
             reward_weights={key: weights[key] for key in stage.rewards} | dict.fromkeys(credited, 1.0),
-            train=train_settings(stage),
+            train=told,
             seed=plan.run.seed,
             **({"score": gradient_score(plan, stage, rewards)} if stage.needs.reward == "differentiable" else {}),
         )
