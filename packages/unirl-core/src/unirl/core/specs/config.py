@@ -359,7 +359,10 @@ class StageConfig:
     parent: str = ""
     """Stage whose completions, or images, this one is made from; empty takes the prompts."""
     instruction: str = ""
-    """Text that goes with the image of a parent, `{prompt}` replaced by the prompt; empty is the prompt alone."""
+    """Text that goes with the image of a parent, `{prompt}` replaced by the prompt; empty is the prompt alone. In a
+    track that continues from the stages above it, the user's words that come last."""
+    shows: list[str] = field(default_factory=lambda: list[str]())
+    """Stages above the parent whose images it takes as well, where it does not continue from all of them anyway."""
     samples: int = limit(0, least=0, most=10**6)
     """Samples of each row of the parent stage. 0 is 1 below a parent, and data.samples_per_prompt without one."""
     group: str = one_of("parent", "prompt", default="parent")

@@ -197,6 +197,21 @@ class Stage:
         return names[0] if len(names) == 1 else ""
 
     @property
+    def continues(self) -> bool:
+        """Whether it is generated from the turns of the stages above it."""
+        return self.parent is not None and self.track in self.model.spec.continues
+
+    @property
+    def stored(self) -> frozenset[str]:
+        """Roles of the media of a prompt that its engine reads as samples."""
+        return frozenset(role for roles in self.engine.spec.samples for role in roles)
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """Roles of the media of a prompt that it is generated from, or that its engine reads as samples."""
+        return self.stored | self.model.spec.inputs.get(self.track, {}).keys()
+
+    @property
     def kind(self) -> str:
         """`latent` or `text`."""
         return self.model.spec.tracks[self.track]
@@ -292,6 +307,13 @@ class Plan:
     def children(self, name: str) -> list[Stage]:
         """The stages that continue from this one."""
         return [stage for stage in self.stages if stage.parent == name]
+
+    def ancestors(self, stage: Stage) -> list[Stage]:
+        """The stages above this one, the one made from prompts first."""
+        if stage.parent is None:
+            return []
+        parent = self.stage(stage.parent)
+        return [*self.ancestors(parent), parent]
 
     def rows_per_prompt(self, stage: Stage) -> int:
         """Samples that a stage generates of each prompt."""

@@ -127,6 +127,9 @@ class ModelSpec(Spec):
     inputs: Mapping[str, MediaUses] = field(default_factory=lambda: dict[str, MediaUses]())
     """Name of a track -> roles of the media that it is generated from besides the text, and whether some may be there,
     some must be, or one. Prompt files are checked before anything is built."""
+    continues: frozenset[str] = frozenset()
+    """Tracks that a later stage of a sample can go on with in one sequence: they are generated from the prompt and all
+    `unirl.core.types.inputs.Turn` before them. Other tracks below a parent get its text, or its image, alone."""
     reads: tuple[Literal["image", "video", "audio"], ...] = ("image",)
     """Modalities that those media may have."""
     options: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
@@ -171,6 +174,10 @@ class ModelSpec(Spec):
     def needs_media(self) -> bool:
         """Whether it generates nothing from text alone."""
         return any(use != "takes" for roles in self.inputs.values() for use in roles.values())
+
+    def reads_media(self, kind: Literal["latent", "text"]) -> bool:
+        """Whether a track of this kind is generated from media besides the text."""
+        return any(self.tracks[track] == kind for track, roles in self.inputs.items() if roles)
 
 
 @dataclass(frozen=True, kw_only=True)

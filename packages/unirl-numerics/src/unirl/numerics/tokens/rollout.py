@@ -122,7 +122,7 @@ def generate_text(
 
 def text_conditions(model: TextModel, inputs: Inputs, *, sampling: TextSamplingConfig) -> Conditions | None:
     """Conditions of these inputs besides their tokens; None for a model that reads no media."""
-    if not model.spec.inputs:
+    if not model.spec.reads_media("text"):
         return None
     rows, index = distinct(inputs)
     values = text_model(model).conditions(inputs.select(rows), sampling=sampling)

@@ -105,7 +105,7 @@ class TrainsideEngine:
         module: Any = self._model.trainable
         anyone = _on_any_rank if isinstance(module, FSDPModule) and dist.is_initialized() else bool
         conditions: Conditions | None = None
-        if model.spec.inputs:
+        if model.spec.reads_media("text"):
             conditions = self._encoded.conditions(request.inputs, sampling=sampling)
         generated: list[GeneratedText] = []
         start = 0
