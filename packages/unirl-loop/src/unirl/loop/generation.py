@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from .lineage import Lineage
 from .parts import Parts, generate, sampled_policy
 from .requests import child_request, sampling_errors
+from .unfinished import rows_to_continue
 
 if TYPE_CHECKING:
     from unirl.core.roles import Policy
@@ -41,14 +42,19 @@ def generate_stages(
     lineage = Lineage(plan, requests, folder=partial(_folder, plan, "eval" if evaluated else like.rollout))
     for stage in plan.stages:
         with during(stage), sampling_errors(plan, stage, evaluates=evaluated is not None):
+            rows: Sequence[int] = (0,)
             if stage.parent is None:
                 whole = requests[stage.name]
                 request = replace(whole, inputs=whole.inputs.with_roles(stage.takes))
             else:
+                parent = lineage.tracks[stage.parent]
+                rows = rows_to_continue(parent, stage)
                 request = child_request(
-                    lineage.tracks[stage.parent],
+                    parent,
                     stage=stage,
                     inputs=lineage.inputs(stage),
+                    # Tracks have a row at least.
+                    rows=rows or [0],
                     prompt_ids=lineage.prompt_ids(stage.parent),
                     model=parts.models[stage.learner.name],
                     like=like,
@@ -56,7 +62,10 @@ def generate_stages(
                     evaluates=evaluated is not None,
                 )
             with sampled_policy(parts, stage, evaluated):
-                lineage.add(stage.name, generate(parts.engines[stage.name], request, parent=stage.parent))
+                track = generate(parts.engines[stage.name], request, parent=stage.parent)
+            if not rows:
+                track = replace(track, sample_weights=track.sample_weights * 0)
+            lineage.add(stage.name, track)
     return lineage.tracks
 
 

@@ -142,6 +142,7 @@ def child_request(
     *,
     stage: Stage,
     inputs: Inputs,
+    rows: Sequence[int],
     prompt_ids: Sequence[str],
     model: Model,
     like: Request,
@@ -151,11 +152,11 @@ def child_request(
     """A request for a stage that is made from its parent's samples.
 
     Ids are `<parent's sample id>/<stage>-<number>`. inputs: of the stage, a row for each row of the parent.
-    prompt_ids: group of the root sample behind each row of the parent.
+    rows: of the parent that it goes on from.  prompt_ids: group of the root sample behind each row of the parent.
     like: a request of the same rollout.  evaluates: one sample of each row, with the sampling of evaluation.
     """
     number = 1 if evaluates else stage.samples
-    rows = [row for row in range(parent.num_rows) for _ in range(number)]
+    rows = [row for row in rows for _ in range(number)]
     names = tuple(parent.sample_ids[row] for row in rows)
     by_prompt = stage.settings.group == "prompt"
     return _request(

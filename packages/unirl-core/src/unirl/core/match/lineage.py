@@ -98,6 +98,7 @@ def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
             )
         return
     parent = plan.stage(stage.parent)
+    yield from _unfinished(stage, parent)
     if stage.continues:
         yield from lacks(stage.engine.key, stage.engine.spec, Cap.TURNS, asks=f"{at}, which continues from others,")
     else:
@@ -148,6 +149,21 @@ def _of_own_texts(plan: Plan, stage: Stage) -> Iterator[Reason]:
             f"the model wrote in stage {own[-1].name!r}; it would read the text of its parent alone. Use a model whose "
             "spec has the track in `continues`, or another model for one of the stages.",
         )
+
+
+def _unfinished(stage: Stage, parent: Stage) -> Iterator[Reason]:
+    settings, at = stage.settings, f"stages.{stage.name}"
+    if settings.unfinished != "continue" and parent.kind != "text":
+        text = f"got {settings.unfinished!r}, but stage {parent.name!r} makes no texts. Use continue."
+        yield Reason(key=f"{at}.unfinished", text=text)
+    needed = {"unfinished": "leave-out", "credit": "mean"}
+    lacking = settings.unfinished != "leave-out" or settings.credit == "none"
+    if settings.unfinished_credit is not None and lacking:
+        asked = " and ".join(f"{at}.{key}={value}" for key, value in needed.items())
+        text = (
+            f"got {settings.unfinished_credit}, which is the credit of texts that are left out. Set {asked}, or null."
+        )
+        yield Reason(key=f"{at}.unfinished_credit", text=text)
 
 
 def _shown(plan: Plan, stage: Stage) -> Iterator[Reason]:

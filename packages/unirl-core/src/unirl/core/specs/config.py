@@ -370,6 +370,12 @@ class StageConfig:
     credit: str = one_of("none", "mean", "max", "sum", "best", default="none")
     """Credit that a sample of the parent stage gets from the rewards of its samples here: none, their `mean`, `max` or
     `sum`, or that of the `best`, with the others left out of training."""
+    unfinished: str = one_of("continue", "leave-out", "fail", default="continue")
+    """Texts of the parent that are truncated, aborted or empty: `continue` from them like from others, `leave-out`
+    (they get no samples here), or `fail`."""
+    unfinished_credit: float | None = None
+    """Credit of a text that was left out, in place of the rewards that it cannot have: a low one punishes thoughts that
+    never end. null leaves it out of training as well."""
     reference: str = ""
     """Key of another model, under `model`, as the reference policy of its KL penalty: a frozen teacher. Empty takes the
     initial weights."""
