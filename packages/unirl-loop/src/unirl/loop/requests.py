@@ -25,6 +25,7 @@ from unirl.numerics.diffusion.request import plan_latents
 if TYPE_CHECKING:
     from unirl.core.roles import Model, Policy, TextModel
     from unirl.core.specs.plan import Plan, Stage
+    from unirl.core.types.media import MediaKind
     from unirl.core.types.track import Track
 
     from .parts import Parts
@@ -50,6 +51,7 @@ def step_requests(
                     samples_per_prompt=stage.samples,
                     model=parts.models[stage.learner.name],
                     takes=stage.takes,
+                    medium=stage.medium,
                     trajectory=stage.needs.trajectory,
                     seed=plan.run.seed,
                     rollout=step,
@@ -76,6 +78,7 @@ def evaluation_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt]) -> 
                     samples_per_prompt=plan.eval.samples_per_prompt,
                     model=parts.models[stage.learner.name],
                     takes=stage.takes,
+                    medium=stage.medium,
                     trajectory=stage.needs.trajectory,
                     seed=plan.eval.seed,
                     rollout=0,
@@ -110,13 +113,14 @@ def build_request(
     rollout: int,
     policy_version: int,
     takes: Collection[str] | None = None,
+    medium: MediaKind | None = None,
 ) -> Request:
     """A request for a track of `samples_per_prompt` samples of each prompt, the samples of a prompt forming a group.
 
     Ids are `r<rollout>/<prompt id>` for groups and `.../<number>` for samples, so they never repeat in a run.
     trajectory: the latents of a latent track that come back, see `unirl.core.specs.capability.Needs`.
     takes: roles of media that the track is generated from, see `Stage.takes`; None for all. The request has them all,
-    for the stages below.
+    for the stages below.  medium: see `Request`.
     Raises RecipeError for invalid sampling settings.
     """
     expanded = [(prompt, number) for prompt in prompts for number in range(samples_per_prompt)]
@@ -124,6 +128,7 @@ def build_request(
     return _request(
         Inputs.of_prompts([prompt for prompt, _ in expanded]),
         takes=takes,
+        medium=medium,
         metadata=tuple(prompt.metadata for prompt, _ in expanded),
         track=track,
         sample_ids=tuple(f"{group}/{number}" for group, (_, number) in zip(group_ids, expanded, strict=True)),
@@ -161,6 +166,7 @@ def child_request(
     by_prompt = stage.settings.group == "prompt"
     return _request(
         inputs.select(rows),
+        medium=stage.medium,
         metadata=tuple(parent.metadata[row] for row in rows),
         track=stage.name,
         sample_ids=tuple(f"{name}/{stage.name}-{place % number}" for place, name in enumerate(names)),
@@ -178,6 +184,7 @@ def _request(
     inputs: Inputs,
     *,
     takes: Collection[str] | None = None,
+    medium: MediaKind | None,
     metadata: tuple[Mapping[str, Any], ...],
     track: str,
     sample_ids: tuple[str, ...],
@@ -219,6 +226,7 @@ def _request(
         seed=seed,
         rollout=rollout,
         policy_version=policy_version,
+        medium=medium,
     )
 
 

@@ -85,7 +85,7 @@ def _same_updates(stages: list[Stage]) -> Iterator[Reason]:
 
 def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
     settings, at = stage.settings, f"stages.{stage.name}"
-    is_alone = stage.parent is None or (plan.stage(stage.parent).kind == "text" and not stage.continues)
+    is_alone = stage.parent is None or (plan.stage(stage.parent).medium == "text" and not stage.continues)
     if settings.instruction and is_alone:
         text = f"got {settings.instruction!r}; expected none, as no image comes from a parent. Leave it out."
         yield Reason(key=f"{at}.instruction", text=text)
@@ -103,7 +103,7 @@ def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
         yield from lacks(stage.engine.key, stage.engine.spec, Cap.TURNS, asks=f"{at}, which continues from others,")
     else:
         yield from _of_own_texts(plan, stage)
-    if parent.kind != "text":
+    if parent.medium != "text":
         yield from _of_images(stage, parent)
     if settings.credit != "none" and parent.algorithm is None:
         text = f"got {settings.credit!r}, but stage {parent.name!r} is not trained on. Use none, or train it."
@@ -135,14 +135,16 @@ def _of_images(stage: Stage, parent: Stage) -> Iterator[Reason]:
 
 
 def _is_decoded(stage: Stage) -> bool:
-    return bool(stage.sampling.decode and stage.evaluation.decode)  # type: ignore[union-attr]
+    # Images made of tokens always are.
+    samplings = [each for each in (stage.sampling, stage.evaluation) if isinstance(each, LatentSamplingConfig)]
+    return all(each.decode for each in samplings)
 
 
 def _of_own_texts(plan: Plan, stage: Stage) -> Iterator[Reason]:
     """A track of a model that would go on from what the same model wrote before, and gets the last text alone."""
     above = plan.ancestors(stage)
-    own = [other for other in above if other.kind == "text" and other.learner.name == stage.learner.name]
-    if own and (stage.kind == "text" or len(above) > 1):
+    own = [other for other in above if other.medium == "text" and other.learner.name == stage.learner.name]
+    if own and (stage.medium == "text" or len(above) > 1):
         yield Reason(
             key=f"stages.{stage.name}.parent",
             text=f"got {stage.parent!r}: track {stage.track!r} of model {stage.model.name!r} cannot continue from what "
@@ -153,7 +155,7 @@ def _of_own_texts(plan: Plan, stage: Stage) -> Iterator[Reason]:
 
 def _unfinished(stage: Stage, parent: Stage) -> Iterator[Reason]:
     settings, at = stage.settings, f"stages.{stage.name}"
-    if settings.unfinished != "continue" and parent.kind != "text":
+    if settings.unfinished != "continue" and parent.medium != "text":
         text = f"got {settings.unfinished!r}, but stage {parent.name!r} makes no texts. Use continue."
         yield Reason(key=f"{at}.unfinished", text=text)
     needed = {"unfinished": "leave-out", "credit": "mean"}

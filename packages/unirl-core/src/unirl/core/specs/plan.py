@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from ..errors import PluginBroken, UniRLError
+from ..types.media import MediaKind
 from ..types.sampling import LatentSamplingConfig, SamplingConfig
 from .capability import Needs
 from .config import (
@@ -217,9 +218,9 @@ class Stage:
         return self.model.spec.tracks[self.track]
 
     @property
-    def medium(self) -> str:
-        """Medium of its samples: `text`, `image` or `video`."""
-        return medium_of(self.kind, self.sampling)
+    def medium(self) -> MediaKind:
+        """Medium of its samples."""
+        return medium_of(self.model.spec, self.track, self.sampling)
 
     @property
     def needs(self) -> Needs:
@@ -360,9 +361,11 @@ class Plan:
         return list({choice.key: choice for choice in chosen}.values())
 
 
-def medium_of(kind: str, sampling: SamplingConfig) -> str:
-    """Medium of a track of this kind: `text`, `image` or `video`."""
-    if kind == "text":
+def medium_of(model: ModelSpec, track: str, sampling: SamplingConfig) -> MediaKind:
+    """Medium of the samples of a model's track."""
+    if track in model.media:
+        return model.media[track]
+    if model.tracks[track] == "text":
         return "text"
     # The number of frames decides between images and videos.
     return "video" if isinstance(sampling, LatentSamplingConfig) and sampling.frames > 1 else "image"
