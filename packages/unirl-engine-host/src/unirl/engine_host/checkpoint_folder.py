@@ -28,7 +28,7 @@ def transformers_folder(product: Product, config: ExternalConfig, model: Model) 
     folder = Path(result).expanduser()
     if result and (folder / "config.json").is_file():
         check_contained(folder, key="engine.path")
-        if model.spec.inputs:
+        if model.spec.reads_media("text"):
             _check_images(product, folder)
         return folder.resolve()
     raise RecipeError(

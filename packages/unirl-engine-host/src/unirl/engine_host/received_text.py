@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from unirl.core.types.request import Request
 from unirl.core.types.track import Conditions, Track
-from unirl.numerics.tokens.rollout import GeneratedText, text_track, visible_texts
+from unirl.numerics.tokens.rollout import GeneratedText, completion_media, text_track
 
 if TYPE_CHECKING:
     from unirl.core.roles import TextModel
@@ -45,8 +45,8 @@ def received_track(
         log_probs=tuple(counted),
         truncated=tuple(truncated),
     )
-    texts = visible_texts(model, generated.tokens, request.text.sampling)
-    track = text_track(request, generated=generated, texts=texts, version=version, conditions=conditions)
+    media = completion_media(model, generated.tokens, request)
+    track = text_track(request, generated=generated, media=media, version=version, conditions=conditions)
     if log_probs is None:
         return dataclasses.replace(track, segment=dataclasses.replace(track.text, log_probs=None))
     return track

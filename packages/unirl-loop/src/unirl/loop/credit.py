@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 from unirl.core.errors import BatchError
 
+from .unfinished import is_unfinished
+
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Stage
     from unirl.core.types.array import Array
@@ -20,19 +22,21 @@ def credited(tracks: Mapping[str, Track], stages: Sequence[Stage]) -> dict[str, 
     """The tracks with credit in their rewards, children first, so that it reaches the roots.
 
     A parent's `reward_parts` get the credit under the child's name, and its `rewards` the sum: several children add up.
-    Samples of weight 0 give none, a parent sample of which no sample counts gets NaN and weight 0, and with `best` the
-    other samples of its child do.
+    Samples of weight 0 give none, a parent sample of which no sample counts gets NaN and weight 0, or the stage's
+    `unfinished_credit` if it is unfinished, and with `best` the other samples of its child get weight 0.
     stages: parents first. Raises BatchError for a child without rewards.
     """
     result = dict(tracks)
     for stage in reversed(stages):
         if stage.parent is not None and stage.settings.credit != "none":
             parent, child = result[stage.parent], result[stage.name]
-            result[stage.parent], result[stage.name] = _credited(parent, child, how=stage.settings.credit)
+            result[stage.parent], result[stage.name] = _credited(
+                parent, child, how=stage.settings.credit, unfinished=stage.settings.unfinished_credit
+            )
     return result
 
 
-def _credited(parent: Track, child: Track, *, how: str) -> tuple[Track, Track]:
+def _credited(parent: Track, child: Track, *, how: str, unfinished: float | None) -> tuple[Track, Track]:
     import torch
 
     if (rewards := child.rewards) is None:
@@ -46,7 +50,10 @@ def _credited(parent: Track, child: Track, *, how: str) -> tuple[Track, Track]:
     best: list[int] = []
     for number, name in enumerate(parent.sample_ids):
         if not rows[name]:
-            counted[number] = 0.0
+            if unfinished is not None and is_unfinished(parent, number):
+                credit[number] = unfinished
+            else:
+                counted[number] = 0.0
             continue
         values = rewards[rows[name]].float().cpu()
         # By id where rewards are equal: the order of the rows must not matter.

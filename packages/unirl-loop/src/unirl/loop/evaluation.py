@@ -15,6 +15,7 @@ from .generation import generate_stages, kept_images
 from .parts import Parts, attributed, sync_weights
 from .requests import evaluation_requests
 from .scoring import check_scored, known, mean_parts, reaches, score
+from .unfinished import check_finished, left_out
 
 if TYPE_CHECKING:
     from unirl.core.roles import Policy
@@ -44,7 +45,8 @@ def evaluate(
             during=lambda stage: attributed(f"engine {stage.engine.name!r}", phase="evaluate"),
             evaluated=policy,
         )
-        metrics: dict[str, float] = {}
+        check_finished(tracks, plan)
+        metrics = left_out(tracks, plan)
         for stage in plan.stages:
             rewards = {key: parts.rewards[key] for key in stage.rewards}
             track = tracks[stage.name] = score(tracks[stage.name], rewards, parts.reward_weights, plan.rewards)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unirl.numerics.media import save_images
-
+from .lineage import Lineage
 from .parts import Parts, generate, sampled_policy
 from .requests import child_request, sampling_errors
+from .unfinished import rows_to_continue
 
 if TYPE_CHECKING:
     from unirl.core.roles import Policy
@@ -36,37 +38,35 @@ def generate_stages(
     requests: of the stages made from prompts.  versions: of the weights that each stage samples with.
     during: entered around each call of an engine.  evaluated: generate for an evaluation of this policy.
     """
-    tracks: dict[str, Track] = {}
-    prompt_of: dict[str, dict[str, str]] = {}
-    """Stage -> group of the root sample behind each of its samples."""
     like = next(iter(requests.values()))
+    lineage = Lineage(plan, requests, folder=partial(_folder, plan, "eval" if evaluated else like.rollout))
     for stage in plan.stages:
         with during(stage), sampling_errors(plan, stage, evaluates=evaluated is not None):
+            rows: Sequence[int] = (0,)
             if stage.parent is None:
-                request = requests[stage.name]
-                roots = request.group_ids
+                whole = requests[stage.name]
+                request = replace(whole, inputs=whole.inputs.with_roles(stage.takes))
             else:
-                parent = tracks[stage.parent]
-                known = prompt_of[stage.parent]
-                images = None
-                if plan.stage(stage.parent).kind == "latent":
-                    folder = _folder(plan, "eval" if evaluated else like.rollout)
-                    images = save_images(parent.media, folder, role=stage.parent_role)
+                parent = lineage.tracks[stage.parent]
+                rows = rows_to_continue(parent, stage)
                 request = child_request(
                     parent,
                     stage=stage,
-                    prompt_ids=[known[name] for name in parent.sample_ids],
-                    images=images,
+                    inputs=lineage.inputs(stage),
+                    # Tracks have a row at least.
+                    rows=rows or [0],
+                    prompt_ids=lineage.prompt_ids(stage.parent),
                     model=parts.models[stage.learner.name],
                     like=like,
                     policy_version=versions[stage.name],
                     evaluates=evaluated is not None,
                 )
-                roots = tuple(known[name] for name in request.inputs.ids)
             with sampled_policy(parts, stage, evaluated):
-                tracks[stage.name] = generate(parts.engines[stage.name], request, parent=stage.parent)
-        prompt_of[stage.name] = dict(zip(request.sample_ids, roots, strict=True))
-    return tracks
+                track = generate(parts.engines[stage.name], request, parent=stage.parent)
+            if not rows:
+                track = replace(track, sample_weights=track.sample_weights * 0)
+            lineage.add(stage.name, track)
+    return lineage.tracks
 
 
 @contextmanager

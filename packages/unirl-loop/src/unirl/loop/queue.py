@@ -28,6 +28,7 @@ from .parts import Parts, attributed, engine_names, kept_weights, sync_weights
 from .phases import Phases
 from .requests import step_requests
 from .scoring import check_scored, combined, score_by
+from .unfinished import check_finished
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan
@@ -187,6 +188,7 @@ class GroupQueue:
             draw = partial(self._drawn, step, versions, phases)
             count = data.prompts_per_step if data.dynamic_sampling_rounds else len(prompts)
             spare, rounds = prompts[count:], [draw(prompts[:count])]
+            check_finished(rounds[0].tracks, self.plan)
             for stage in stages:
                 check_scored(rounds[0].tracks[stage.name], stage.rewards)
             if not data.dynamic_sampling_rounds:

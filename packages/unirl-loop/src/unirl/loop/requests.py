@@ -9,14 +9,14 @@ import dataclasses
 import hashlib
 import re
 import struct
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from unirl.core.errors import BatchError, DataError, RecipeError
+from unirl.core.errors import DataError, RecipeError
 from unirl.core.match.match import placed_key
 from unirl.core.roles import diffusion_model, text_model
-from unirl.core.types.data import MediaRef, Prompt
+from unirl.core.types.data import Prompt
 from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.request import LatentRequest, Request, TextRequest
 from unirl.core.types.sampling import SamplingConfig, TextSamplingConfig
@@ -25,6 +25,7 @@ from unirl.numerics.diffusion.request import plan_latents
 if TYPE_CHECKING:
     from unirl.core.roles import Model, Policy, TextModel
     from unirl.core.specs.plan import Plan, Stage
+    from unirl.core.types.media import MediaKind
     from unirl.core.types.track import Track
 
     from .parts import Parts
@@ -49,6 +50,8 @@ def step_requests(
                     sampling=stage.sampling,
                     samples_per_prompt=stage.samples,
                     model=parts.models[stage.learner.name],
+                    takes=stage.takes,
+                    medium=stage.medium,
                     trajectory=stage.needs.trajectory,
                     seed=plan.run.seed,
                     rollout=step,
@@ -74,6 +77,8 @@ def evaluation_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt]) -> 
                     sampling=stage.evaluation,
                     samples_per_prompt=plan.eval.samples_per_prompt,
                     model=parts.models[stage.learner.name],
+                    takes=stage.takes,
+                    medium=stage.medium,
                     trajectory=stage.needs.trajectory,
                     seed=plan.eval.seed,
                     rollout=0,
@@ -107,17 +112,23 @@ def build_request(
     seed: int,
     rollout: int,
     policy_version: int,
+    takes: Collection[str] | None = None,
+    medium: MediaKind | None = None,
 ) -> Request:
     """A request for a track of `samples_per_prompt` samples of each prompt, the samples of a prompt forming a group.
 
     Ids are `r<rollout>/<prompt id>` for groups and `.../<number>` for samples, so they never repeat in a run.
     trajectory: the latents of a latent track that come back, see `unirl.core.specs.capability.Needs`.
+    takes: roles of media that the track is generated from, see `Stage.takes`; None for all. The request has them all,
+    for the stages below.  medium: see `Request`.
     Raises RecipeError for invalid sampling settings.
     """
     expanded = [(prompt, number) for prompt in prompts for number in range(samples_per_prompt)]
     group_ids = tuple(f"r{rollout}/{prompt.prompt_id}" for prompt, _ in expanded)
     return _request(
         Inputs.of_prompts([prompt for prompt, _ in expanded]),
+        takes=takes,
+        medium=medium,
         metadata=tuple(prompt.metadata for prompt, _ in expanded),
         track=track,
         sample_ids=tuple(f"{group}/{number}" for group, (_, number) in zip(group_ids, expanded, strict=True)),
@@ -135,37 +146,27 @@ def child_request(
     parent: Track,
     *,
     stage: Stage,
+    inputs: Inputs,
+    rows: Sequence[int],
     prompt_ids: Sequence[str],
-    images: Sequence[tuple[MediaRef, ...]] | None = None,
     model: Model,
     like: Request,
     policy_version: int,
     evaluates: bool = False,
 ) -> Request:
-    """A request for a stage that continues from the texts or images of its parent's samples.
+    """A request for a stage that is made from its parent's samples.
 
-    Ids are `<parent's sample id>/<stage>-<number>`. prompt_ids: group of the root sample behind each row of the parent.
-    images: of each row of the parent; None where it generates text.
+    Ids are `<parent's sample id>/<stage>-<number>`. inputs: of the stage, a row for each row of the parent.
+    rows: of the parent that it goes on from.  prompt_ids: group of the root sample behind each row of the parent.
     like: a request of the same rollout.  evaluates: one sample of each row, with the sampling of evaluation.
     """
     number = 1 if evaluates else stage.samples
-    rows = [row for row in range(parent.num_rows) for _ in range(number)]
-    prompts = parent.inputs.prompts
-    if images is not None:
-        texts = tuple(stage.settings.instruction.replace("{prompt}", prompt) or prompt for prompt in prompts)
-    elif parent.media is not None:
-        texts = parent.media.texts
-    else:
-        raise BatchError(f"stage {stage.name!r}: its parent {parent.name!r} gave no texts to go on from.")
+    rows = [row for row in rows for _ in range(number)]
     names = tuple(parent.sample_ids[row] for row in rows)
     by_prompt = stage.settings.group == "prompt"
     return _request(
-        Inputs(
-            ids=names,
-            prompts=tuple(prompts[row] for row in rows),
-            texts=tuple(texts[row] for row in rows),
-            media=tuple(images[row] if images else () for row in rows),
-        ),
+        inputs.select(rows),
+        medium=stage.medium,
         metadata=tuple(parent.metadata[row] for row in rows),
         track=stage.name,
         sample_ids=tuple(f"{name}/{stage.name}-{place % number}" for place, name in enumerate(names)),
@@ -182,6 +183,8 @@ def child_request(
 def _request(
     inputs: Inputs,
     *,
+    takes: Collection[str] | None = None,
+    medium: MediaKind | None,
     metadata: tuple[Mapping[str, Any], ...],
     track: str,
     sample_ids: tuple[str, ...],
@@ -196,7 +199,8 @@ def _request(
     params: LatentRequest | TextRequest
     if isinstance(sampling, TextSamplingConfig):
         seeds = [sample_seed(seed=seed, rollout=rollout, sample_id=sample) for sample in sample_ids]
-        params = _text_request(inputs, sampling, model=text_model(model), seeds=seeds)
+        read = inputs if takes is None else inputs.with_roles(takes)
+        params = _text_request(read, sampling, model=text_model(model), seeds=seeds)
     else:
         latent = diffusion_model(model)
         try:
@@ -222,6 +226,7 @@ def _request(
         seed=seed,
         rollout=rollout,
         policy_version=policy_version,
+        medium=medium,
     )
 
 

@@ -26,6 +26,7 @@ from .phases import Phases
 from .queue import GroupQueue, ScoredGroups
 from .reward_watch import RewardWatch
 from .scoring import constant_reward, known, mean_parts
+from .unfinished import left_out
 
 __all__ = ["run_loop", "run_step", "train_step"]
 
@@ -132,7 +133,7 @@ def train_step(
     ahead = min(step + 1 + plan.run.max_staleness, step + 1 if should_stop() else end)
     for number in range(max(step, queue.last_step or 0) + 1, ahead):
         queue.put(number, prompts_of(number), phases=phases)
-    metrics = _drawn_metrics(rollout, step=step + 1, events=events)
+    metrics = _drawn_metrics(rollout, step=step + 1, events=events) | left_out(rollout.tracks, plan)
     if plan.run.media_every and step % plan.run.media_every == 0:
         trackers.samples("train", rollout, step=step)
     for stage in plan.trained:

@@ -9,7 +9,7 @@ from unirl.core.roles import DiffusionModel, Model, TextModel
 from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.track import Track
 from unirl.numerics.diffusion.rollout import branch_inputs, encoded, latent_track, sample_latents
-from unirl.numerics.tokens.rollout import generate_text, text_conditions, text_track, visible_texts
+from unirl.numerics.tokens.rollout import completion_media, generate_text, text_conditions, text_track
 
 __all__ = ["make_rollout"]
 
@@ -49,5 +49,5 @@ def _texts(model: TextModel, request: Request) -> Track:
     expected = request.text
     conditions = text_conditions(model, request.inputs, sampling=expected.sampling)
     generated = generate_text(model, expected, conditions=conditions)
-    texts = visible_texts(model, generated.tokens, expected.sampling)
-    return text_track(request, generated=generated, texts=texts, version=request.policy_version, conditions=conditions)
+    media = completion_media(model, generated.tokens, request)
+    return text_track(request, generated=generated, media=media, version=request.policy_version, conditions=conditions)

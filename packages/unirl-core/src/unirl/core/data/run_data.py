@@ -84,7 +84,7 @@ def _metadata(choice: Choice[RewardSpec, RewardConfig]) -> tuple[str, ...]:
 
 def _problem(row: Prompt, plan: Plan) -> str:
     """Why the parts of a plan cannot take a row; empty where they can."""
-    if problem := _media_problem(row, [stage for stage in plan.stages if stage.parent is None]):
+    if problem := _media_problem(row, plan):
         return f"{problem}. Change the prompt file, or choose another model or engine."
     for reward, choice in plan.rewards.items():
         if missing := [name for name in _metadata(choice) if name not in row.metadata]:
@@ -99,10 +99,11 @@ def _problem(row: Prompt, plan: Plan) -> str:
     return ""
 
 
-def _media_problem(row: Prompt, stages: Sequence[Stage]) -> str:
+def _media_problem(row: Prompt, plan: Plan) -> str:
     """Media that no model or engine takes, or that a model needs and a row lacks."""
     given = [ref.role for ref in row.media]
-    taken = sorted({role for stage in stages for role in (*_roles(stage), *_stored(stage))})
+    stages = plan.stages
+    taken = sorted({role for stage in stages for role in stage.takes})
     models = " or ".join(dict.fromkeys(repr(stage.model.name) for stage in stages))
     problem = ""
     if other := [role for role in given if role not in taken]:
@@ -111,7 +112,13 @@ def _media_problem(row: Prompt, stages: Sequence[Stage]) -> str:
     for stage in stages:
         problem = problem or _of_stored(row, stage)
         needs = {role: use for role, use in sorted(_roles(stage).items()) if use != "takes"}
-        unfit = [role for role in needs if role not in given or (needs[role] == "needs one" and given.count(role) > 1)]
+        above = [plan.stage(name).kind for name in (*stage.settings.shows, *([stage.parent] if stage.parent else []))]
+        made = {stage.parent_role} if "latent" in above and not stage.continues else set[str]()
+        unfit = [
+            role
+            for role in needs
+            if role not in made and (role not in given or (needs[role] == "needs one" and given.count(role) > 1))
+        ]
         here = [role for role in given if role in _roles(stage)]
         unread = [ref for ref in row.media if ref.role in here and ref.modality not in stage.model.spec.reads]
         if unread and not problem:
@@ -131,14 +138,9 @@ def _roles(stage: Stage) -> Mapping[Any, str]:
     return stage.model.spec.inputs.get(stage.track, {})
 
 
-def _stored(stage: Stage) -> set[str]:
-    """Roles of media that a stage's engine reads as samples."""
-    return {role for roles in stage.engine.spec.samples for role in roles}
-
-
 def _check_stored(stage: Stage, prompts: Sequence[Prompt], plan: Plan) -> None:
     """Raise DataError if no prompt at all has stored samples for a stage that reads them."""
-    roles = _stored(stage)
+    roles = stage.stored
     if not roles or stage.engine.config.read_files():
         return
     # Media of other roles are a mistake in the rows.
@@ -156,8 +158,8 @@ def _of_stored(row: Prompt, stage: Stage) -> str:
     # An engine with its own files takes nothing from the prompts.
     if not sets or stage.engine.config.read_files():
         return ""
-    stored = [ref for ref in row.media if ref.role in _stored(stage)]
-    texts = {role: row.metadata[role] for role in _stored(stage) if role in row.metadata}
+    stored = [ref for ref in row.media if ref.role in stage.stored]
+    texts = {role: row.metadata[role] for role in stage.stored if role in row.metadata}
     roles = list(texts) if stage.medium == "text" else [str(ref.role) for ref in stored]
     if sorted(roles) not in [sorted(each) for each in sets]:
         expected = " or ".join(" and ".join(f"one {role!r}" for role in each) for each in sets)

@@ -85,9 +85,12 @@ def _same_updates(stages: list[Stage]) -> Iterator[Reason]:
 
 def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
     settings, at = stage.settings, f"stages.{stage.name}"
-    if settings.instruction and (stage.parent is None or plan.stage(stage.parent).kind == "text"):
+    is_alone = stage.parent is None or (plan.stage(stage.parent).medium == "text" and not stage.continues)
+    if settings.instruction and is_alone:
         text = f"got {settings.instruction!r}; expected none, as no image comes from a parent. Leave it out."
         yield Reason(key=f"{at}.instruction", text=text)
+    if settings.shows:
+        yield from _shown(plan, stage)
     if stage.parent is None:
         if settings.credit != "none":
             yield Reason(
@@ -95,14 +98,13 @@ def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
             )
         return
     parent = plan.stage(stage.parent)
-    if parent.kind != "text":
+    yield from _unfinished(stage, parent)
+    if stage.continues:
+        yield from lacks(stage.engine.key, stage.engine.spec, Cap.TURNS, asks=f"{at}, which continues from others,")
+    else:
+        yield from _of_own_texts(plan, stage)
+    if parent.medium != "text":
         yield from _of_images(stage, parent)
-    elif stage.model.spec.needs_media:
-        yield Reason(
-            key=f"{at}.parent",
-            text=f"model {stage.model.name!r} needs media, and stage {parent.name!r} gives it text alone. Choose "
-            "another model.",
-        )
     if settings.credit != "none" and parent.algorithm is None:
         text = f"got {settings.credit!r}, but stage {parent.name!r} is not trained on. Use none, or train it."
         yield Reason(key=f"{at}.credit", text=text)
@@ -119,16 +121,69 @@ def _of_images(stage: Stage, parent: Stage) -> Iterator[Reason]:
     key, spec = f"stages.{stage.name}.parent", stage.model.spec
     refused = _refusals(key, f"got {parent.name!r}, which generates {parent.medium}")
     roles = spec.inputs.get(stage.track)
-    if parent.medium != "image" or "image" not in spec.reads or not stage.parent_role:
+    takes_image = "image" in spec.reads and (stage.continues or bool(stage.parent_role))
+    if parent.medium != "image" or not takes_image:
         takes = f"{listed(spec.reads)} as {listed(roles)}" if roles else "text alone"
         yield refused(
             f"; model {spec.name!r} takes {takes}. Expected a parent of text, or of images for a model that takes them "
             "in one role."
         )
-    elif not (parent.sampling.decode and parent.evaluation.decode):  # type: ignore[union-attr]
+    elif not _is_decoded(parent):
         yield refused(f", but is not decoded. Set sampling.{parent.name}.decode=true.")
-    else:
+    elif not stage.continues:
         yield from lacks(stage.engine.key, stage.engine.spec, Cap.MEDIA_REFS, asks=f"{key}={parent.name}")
+
+
+def _is_decoded(stage: Stage) -> bool:
+    # Images made of tokens always are.
+    samplings = [each for each in (stage.sampling, stage.evaluation) if isinstance(each, LatentSamplingConfig)]
+    return all(each.decode for each in samplings)
+
+
+def _of_own_texts(plan: Plan, stage: Stage) -> Iterator[Reason]:
+    """A track of a model that would go on from what the same model wrote before, and gets the last text alone."""
+    above = plan.ancestors(stage)
+    own = [other for other in above if other.medium == "text" and other.learner.name == stage.learner.name]
+    if own and (stage.medium == "text" or len(above) > 1):
+        yield Reason(
+            key=f"stages.{stage.name}.parent",
+            text=f"got {stage.parent!r}: track {stage.track!r} of model {stage.model.name!r} cannot continue from what "
+            f"the model wrote in stage {own[-1].name!r}; it would read the text of its parent alone. Use a model whose "
+            "spec has the track in `continues`, or another model for one of the stages.",
+        )
+
+
+def _unfinished(stage: Stage, parent: Stage) -> Iterator[Reason]:
+    settings, at = stage.settings, f"stages.{stage.name}"
+    if settings.unfinished != "continue" and parent.medium != "text":
+        text = f"got {settings.unfinished!r}, but stage {parent.name!r} makes no texts. Use continue."
+        yield Reason(key=f"{at}.unfinished", text=text)
+    needed = {"unfinished": "leave-out", "credit": "mean"}
+    lacking = settings.unfinished != "leave-out" or settings.credit == "none"
+    if settings.unfinished_credit is not None and lacking:
+        asked = " and ".join(f"{at}.{key}={value}" for key, value in needed.items())
+        text = (
+            f"got {settings.unfinished_credit}, which is the credit of texts that are left out. Set {asked}, or null."
+        )
+        yield Reason(key=f"{at}.unfinished_credit", text=text)
+
+
+def _shown(plan: Plan, stage: Stage) -> Iterator[Reason]:
+    """Images that a stage asks for and cannot be given."""
+    key, names = f"stages.{stage.name}.shows", [other.name for other in plan.ancestors(stage)[:-1]]
+    images = [name for name in names if plan.stage(name).medium == "image"]
+    refused = _refusals(key, f"got {stage.settings.shows}")
+    if stage.continues:
+        yield refused(", but this stage continues from all stages above it. Leave it out.")
+    elif other := [name for name in stage.settings.shows if name not in images]:
+        expected = f"stages of images above its parent: {', '.join(images)}" if images else "none: no images lie above"
+        yield refused(f"; {other[0]!r} is not one. Expected {expected}.")
+    elif not stage.parent_role or "image" not in stage.model.spec.reads:
+        yield refused(f"; model {stage.model.name!r} takes no images in one role. Leave it out.")
+    elif hidden := [name for name in stage.settings.shows if not _is_decoded(plan.stage(name))]:
+        yield refused(f", but {hidden[0]!r} is not decoded. Set sampling.{hidden[0]}.decode=true.")
+    else:
+        yield from lacks(stage.engine.key, stage.engine.spec, Cap.MEDIA_REFS, asks=key)
 
 
 def _teacher(plan: Plan, stage: Stage, teacher: Learner) -> Iterator[Reason]:

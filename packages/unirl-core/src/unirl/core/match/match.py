@@ -180,8 +180,9 @@ def _parts(
             media = {"any", reward.media}
             others = [one for one in installed if reward.media == "any" or one.media in media]
             yield from lacks(f"reward.{key}", reward, expected, asks=asks, others=others, at=f"reward@reward.{key}")
-        if reward.media != "any" and ("text" if reward.media == "text" else "latent") not in kinds:
-            result = f"model {model.name!r} generates {listed(kinds)} tracks"
+        if reward.media != "any" and reward.media not in model.media_of_kinds(kinds):
+            others = sorted({medium for track, medium in model.media.items() if model.tracks[track] in kinds})
+            result = f"model {model.name!r} generates {listed(others or kinds)} tracks"
             yield Reason(key=f"reward.{key}", text=f"reward {reward.name!r} scores {reward.media}; {result}.")
 
 
@@ -356,9 +357,9 @@ def _rewards(plan: Plan) -> Iterator[Reason]:
             )
     for stage in plan.stages:
         specs = {key: plan.rewards[key].spec for key in stage.rewards}
-        if stage.kind == "latent":
-            # That a reward of texts does not fit is said of the parts, whatever their settings.
-            yield from _media_of(stage, {key: spec for key, spec in specs.items() if spec.media != "text"})
+        # That a reward fits no track of this kind is said of the parts, whatever their settings.
+        possible = stage.model.spec.media_of_kinds({stage.kind})
+        yield from _media_of(stage, {key: spec for key, spec in specs.items() if spec.media in possible})
     yield from composition(plan)
 
 

@@ -61,7 +61,7 @@ def stages_of(recipe: RecipeConfig, parts: Mapping[str, Chosen], rewards: Chosen
                 samples=own.samples or (1 if own.parent else recipe.data.samples_per_prompt),
                 settings=own,
                 teacher=learners[own.reference] if own.reference else None,
-                rewards=_scored_by(name, medium_of(kind, sampling[name]), rewards, settings),
+                rewards=_scored_by(name, medium_of(learner.model.spec, track, sampling[name]), rewards, settings),
                 eval_sampling=_typed(sampling[name], evaluation[name], _at("eval.sampling", name, settings, by=".")),
             )
         )

@@ -14,6 +14,7 @@ from .absent import absent
 if TYPE_CHECKING:
     from ..specs.spec import ModelSpec
     from ..types.inputs import Inputs
+    from ..types.media import Media
     from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
 
 __all__ = [
@@ -109,7 +110,8 @@ class DiffusionModel(Model, Protocol):
 
     @abstractmethod
     def decode(self, latents: Array) -> Array:
-        """Media of latents [N, ...]: images [N, 3, H, W] or videos [N, F, 3, H, W], fp32 in [0, 1]."""
+        """Media of latents [N, ...], fp32: images [N, 3, H, W] or videos [N, F, 3, H, W] in [0, 1]; or, with `media` in
+        its spec, sound [N, C, S] in [-1, 1]."""
 
     def latents_of(self, media: Array) -> Array:
         """Clean latents [N, ...] fp32 of media as `decode` gives them, the most likely ones. No gradient.
@@ -198,6 +200,10 @@ class TextModel(Model, Protocol):
     @abstractmethod
     def texts(self, tokens: Sequence[Array]) -> list[str]:
         """Each sample's tokens [L] as text, without special tokens."""
+
+    def media_of(self, tokens: Sequence[Array], *, sampling: TextSamplingConfig) -> Media:
+        """With a medium in `ModelSpec.media` for a text track: what each sample's tokens [L] become. No gradient."""
+        raise absent(f"model {self.spec.name!r}", self, "media_of", "whose spec states `media`")
 
     @abstractmethod
     def score(self, batch: TokenBatch, *, temperature: float, with_entropy: bool = False) -> tuple[Array, Array | None]:

@@ -59,6 +59,8 @@ class Cap(StrEnum):
     """Computes with the kernels and guidances of plugins, named `module:Class`."""
     MEDIA_REFS = "media-refs", "engine"
     """Generates from the media of a request, where the model takes them."""
+    TURNS = "turns", "engine"
+    """Generates from the turns of a request, where the model's track continues from them."""
     # Weights of an engine.
     WEIGHTS_SHARED = "weights-shared", "engine"
     """Samples from the very module that trains; nothing is transferred."""

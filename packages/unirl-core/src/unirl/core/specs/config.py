@@ -359,7 +359,10 @@ class StageConfig:
     parent: str = ""
     """Stage whose completions, or images, this one is made from; empty takes the prompts."""
     instruction: str = ""
-    """Text that goes with the image of a parent, `{prompt}` replaced by the prompt; empty is the prompt alone."""
+    """Text that goes with the image of a parent, `{prompt}` replaced by the prompt; empty is the prompt alone. In a
+    track that continues from the stages above it, the user's words that come last."""
+    shows: list[str] = field(default_factory=lambda: list[str]())
+    """Stages above the parent whose images it takes as well, where it does not continue from all of them anyway."""
     samples: int = limit(0, least=0, most=10**6)
     """Samples of each row of the parent stage. 0 is 1 below a parent, and data.samples_per_prompt without one."""
     group: str = one_of("parent", "prompt", default="parent")
@@ -367,6 +370,12 @@ class StageConfig:
     credit: str = one_of("none", "mean", "max", "sum", "best", default="none")
     """Credit that a sample of the parent stage gets from the rewards of its samples here: none, their `mean`, `max` or
     `sum`, or that of the `best`, with the others left out of training."""
+    unfinished: str = one_of("continue", "leave-out", "fail", default="continue")
+    """Texts of the parent that are truncated, aborted or empty: `continue` from them like from others, `leave-out`
+    (they get no samples here), or `fail`."""
+    unfinished_credit: float | None = None
+    """Credit of a text that was left out, in place of the rewards that it cannot have: a low one punishes thoughts that
+    never end. null leaves it out of training as well."""
     reference: str = ""
     """Key of another model, under `model`, as the reference policy of its KL penalty: a frozen teacher. Empty takes the
     initial weights."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from ..errors import PluginBroken, UniRLError
+from ..types.media import MediaKind
 from ..types.sampling import LatentSamplingConfig, SamplingConfig
 from .capability import Needs
 from .config import (
@@ -197,14 +198,29 @@ class Stage:
         return names[0] if len(names) == 1 else ""
 
     @property
+    def continues(self) -> bool:
+        """Whether it is generated from the turns of the stages above it."""
+        return self.parent is not None and self.track in self.model.spec.continues
+
+    @property
+    def stored(self) -> frozenset[str]:
+        """Roles of the media of a prompt that its engine reads as samples."""
+        return frozenset(role for roles in self.engine.spec.samples for role in roles)
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """Roles of the media of a prompt that it is generated from, or that its engine reads as samples."""
+        return self.stored | self.model.spec.inputs.get(self.track, {}).keys()
+
+    @property
     def kind(self) -> str:
         """`latent` or `text`."""
         return self.model.spec.tracks[self.track]
 
     @property
-    def medium(self) -> str:
-        """Medium of its samples: `text`, `image` or `video`."""
-        return medium_of(self.kind, self.sampling)
+    def medium(self) -> MediaKind:
+        """Medium of its samples."""
+        return medium_of(self.model.spec, self.track, self.sampling)
 
     @property
     def needs(self) -> Needs:
@@ -293,6 +309,13 @@ class Plan:
         """The stages that continue from this one."""
         return [stage for stage in self.stages if stage.parent == name]
 
+    def ancestors(self, stage: Stage) -> list[Stage]:
+        """The stages above this one, the one made from prompts first."""
+        if stage.parent is None:
+            return []
+        parent = self.stage(stage.parent)
+        return [*self.ancestors(parent), parent]
+
     def rows_per_prompt(self, stage: Stage) -> int:
         """Samples that a stage generates of each prompt."""
         return stage.samples * (self.rows_per_prompt(self.stage(stage.parent)) if stage.parent else 1)
@@ -338,9 +361,11 @@ class Plan:
         return list({choice.key: choice for choice in chosen}.values())
 
 
-def medium_of(kind: str, sampling: SamplingConfig) -> str:
-    """Medium of a track of this kind: `text`, `image` or `video`."""
-    if kind == "text":
+def medium_of(model: ModelSpec, track: str, sampling: SamplingConfig) -> MediaKind:
+    """Medium of the samples of a model's track."""
+    if track in model.media:
+        return model.media[track]
+    if model.tracks[track] == "text":
         return "text"
     # The number of frames decides between images and videos.
     return "video" if isinstance(sampling, LatentSamplingConfig) and sampling.frames > 1 else "image"

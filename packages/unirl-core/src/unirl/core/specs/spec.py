@@ -7,12 +7,13 @@ composing import no torch. Specs are plain data; everything here can be printed,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from ..types.data import MediaRef
+from ..types.media import MediaKind
 from ..types.sampling import PLAIN_GUIDANCE
 from .capability import Cap, Needs
 
@@ -124,9 +125,15 @@ class ModelSpec(Spec):
 
     tracks: Mapping[str, Literal["latent", "text"]]
     """Name of each track that the model generates, with its kind."""
+    media: Mapping[str, MediaKind] = field(default_factory=lambda: dict[str, MediaKind]())
+    """Name of a track -> what its samples become, where that does not follow from its kind: texts of a text track,
+    images or videos, by `sampling.frames`, of a latent one."""
     inputs: Mapping[str, MediaUses] = field(default_factory=lambda: dict[str, MediaUses]())
     """Name of a track -> roles of the media that it is generated from besides the text, and whether some may be there,
     some must be, or one. Prompt files are checked before anything is built."""
+    continues: frozenset[str] = frozenset()
+    """Tracks that a later stage of a sample can go on with in one sequence: they are generated from the prompt and all
+    `unirl.core.types.inputs.Turn` before them. Other tracks below a parent get its text, or its image, alone."""
     reads: tuple[Literal["image", "video", "audio"], ...] = ("image",)
     """Modalities that those media may have."""
     options: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
@@ -171,6 +178,18 @@ class ModelSpec(Spec):
     def needs_media(self) -> bool:
         """Whether it generates nothing from text alone."""
         return any(use != "takes" for roles in self.inputs.values() for use in roles.values())
+
+    def media_of_kinds(self, kinds: Collection[str]) -> set[MediaKind]:
+        """What samples of its tracks of these kinds may become."""
+        usual: dict[str, set[MediaKind]] = {"text": {"text"}, "latent": {"image", "video"}}
+        tracks = [(track, kind) for track, kind in self.tracks.items() if kind in kinds]
+        return {
+            medium for track, kind in tracks for medium in ([self.media[track]] if track in self.media else usual[kind])
+        }
+
+    def reads_media(self, kind: Literal["latent", "text"]) -> bool:
+        """Whether a track of this kind is generated from media besides the text."""
+        return any(self.tracks[track] == kind for track, roles in self.inputs.items() if roles)
 
 
 @dataclass(frozen=True, kw_only=True)

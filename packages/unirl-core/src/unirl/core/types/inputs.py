@@ -5,7 +5,7 @@ Edit sets repeat an instruction over different images, so equal texts say nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -13,7 +13,20 @@ from ..errors import BatchError
 from .batch import Batch, rows
 from .data import MediaRef, Prompt
 
-__all__ = ["Inputs", "distinct"]
+__all__ = ["Inputs", "Turn", "distinct"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What an earlier stage of a sample gave."""
+
+    stage: str
+    text: str = ""
+    """Its decoded text; "" of a stage of images."""
+    tokens: tuple[int, ...] = ()
+    """Its tokens as they were sampled, the stop token included; () of a stage of images, or of another model."""
+    media: tuple[MediaRef, ...] = ()
+    """Its image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +41,9 @@ class Inputs(Batch):
     """Texts given to the model."""
     media: tuple[tuple[MediaRef, ...], ...] = rows()
     """Media given to the model besides the text."""
+    turns: tuple[tuple[Turn, ...], ...] | None = rows(default=None)
+    """What the stages before this one gave, oldest first, for tracks that continue from it (`ModelSpec.continues`); the
+    model goes on after text, media and these. None: the track is made from text and media alone."""
 
     def __post_init__(self) -> None:
         self._check_rows()
@@ -39,6 +55,11 @@ class Inputs(Batch):
                     f"Inputs.ids: rows {other} and {row} are both {name!r}, with texts {self.texts[other]!r} and "
                     f"{self.texts[row]!r} and media {self.media[other]} and {self.media[row]}. Give rows of different "
                     "text or media different ids."
+                )
+            if self.turns is not None and self.turns[row] != self.turns[other]:
+                raise BatchError(
+                    f"Inputs.ids: rows {other} and {row} are both {name!r} and go on from different turns. Give them "
+                    "different ids."
                 )
 
     @property
@@ -62,13 +83,17 @@ class Inputs(Batch):
         given = tuple(texts)
         return cls(ids=given, prompts=given, texts=given, media=((),) * len(given))
 
+    def with_roles(self, roles: Collection[str]) -> Self:
+        """The inputs with media of these roles alone."""
+        return replace(self, media=tuple(tuple(ref for ref in row if ref.role in roles) for row in self.media))
+
     def negative(self, text: str) -> Self:
-        """The inputs of the negative branch of guidance: this text, with the media of each row.
+        """The inputs of the negative branch of guidance: this text, with the media of each row and without turns.
 
         Rows without media share one id.
         """
         ids = tuple(name if media else "" for name, media in zip(self.ids, self.media, strict=True))
-        return replace(self, ids=ids, texts=(text,) * self.num_rows)
+        return replace(self, ids=ids, texts=(text,) * self.num_rows, turns=None)
 
 
 def distinct(inputs: Inputs) -> tuple[list[int], list[int]]:

@@ -13,6 +13,7 @@ from .track import Sampler
 
 if TYPE_CHECKING:
     from .inputs import Inputs
+    from .media import MediaKind
     from .sampling import LatentSamplingConfig, TextSamplingConfig
 
 __all__ = ["LatentRequest", "Request", "TextRequest"]
@@ -109,6 +110,8 @@ class Request(Batch):
     """Number of this rollout in the run; part of the noise key."""
     policy_version: int = shared()
     """Policy version that must generate the samples."""
+    medium: MediaKind | None = shared(default=None)
+    """What the samples become; None is text for a text track, and images or videos, as the model decodes, otherwise."""
 
     def __post_init__(self) -> None:
         self._check_rows()

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from ..errors import BatchError
 from .batch import Batch
 from .data import MediaRef
-from .inputs import Inputs
+from .inputs import Inputs, Turn
 from .media import Media
 from .request import LatentRequest, Request, TextRequest
 from .sampling import LatentSamplingConfig, ScheduleConfig, SdeStepsConfig, TextSamplingConfig
@@ -49,6 +49,7 @@ DATACLASSES: dict[str, type[Any]] = {
         TextSamplingConfig,
         TextSegment,
         Track,
+        Turn,
     )
 }
 ENUMS: dict[str, type[Enum]] = {"Status": Status}

@@ -21,7 +21,7 @@ from unirl.numerics.pixels import levels
 if TYPE_CHECKING:
     from unirl.core.roles import DiffusionModel
 
-__all__ = ["branch_inputs", "encoded", "latent_track", "latent_walk", "sample_latents"]
+__all__ = ["as_media", "branch_inputs", "encoded", "latent_track", "latent_walk", "sample_latents"]
 
 
 def sample_latents(
@@ -106,6 +106,11 @@ def encoded(model: DiffusionModel, inputs: Inputs, *, sampling: LatentSamplingCo
     return Conditions(values=values, index=torch.tensor(index, device=model.device))
 
 
+def as_media(decoded: Tensor, request: Request) -> Tensor:
+    """What a track has of decoded media: levels of pixels; sound as it is."""
+    return decoded if request.medium == "audio" else levels(decoded)
+
+
 def latent_track(
     request: Request,
     *,
@@ -117,12 +122,12 @@ def latent_track(
     """The track of a whole request. The request supplies its name and the identity of its rows: ids, group, inputs,
     metadata. The settings used are only in the segment.
 
-    media: [N, 3, H, W] images or [N, F, 3, H, W] videos in [0, 1], or their `levels`, or None when they were not
-    decoded. The track has levels: a quarter of the bytes, rounded once, for all that read it. Videos have the rate of
-    `sampling.fps`.
+    media: [N, 3, H, W] images or [N, F, 3, H, W] videos in [0, 1], or their `levels`, or [N, C, S] sound, or None when
+    they were not decoded. The track has levels of pixels: a quarter of the bytes, rounded once, for all that read it.
+    Videos have the rate of `sampling.fps`.
     policy_version: [N], of the weights that generated each row.
     """
-    kind = "image" if media is None or media.ndim == 4 else "video"
+    kind = request.medium if request.medium == "audio" else "image" if media is None or media.ndim == 4 else "video"
     rate = request.latent.sampling.fps or None if kind == "video" else None
     return Track(
         name=request.track,
@@ -133,7 +138,7 @@ def latent_track(
         metadata=request.metadata,
         conditions=conditions,
         segment=segment,
-        media=None if media is None else Media(kind=kind, values=levels(media), rate=rate),
+        media=None if media is None else Media(kind=kind, values=as_media(media, request), rate=rate),
         sample_weights=torch.ones(request.num_rows),
         status=(Status.COMPLETED,) * request.num_rows,
         policy_version=tuple(policy_version),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from unirl.core.types.request import TextRequest
     from unirl.core.types.sampling import TextSamplingConfig
 
-__all__ = ["GeneratedText", "generate_text", "text_conditions", "text_track", "visible_texts"]
+__all__ = ["GeneratedText", "completion_media", "generate_text", "text_conditions", "text_track", "visible_texts"]
 
 _TAIL = 32
 """Number of last tokens decoded to look for a stop string, however long the completion."""
@@ -122,7 +122,7 @@ def generate_text(
 
 def text_conditions(model: TextModel, inputs: Inputs, *, sampling: TextSamplingConfig) -> Conditions | None:
     """Conditions of these inputs besides their tokens; None for a model that reads no media."""
-    if not model.spec.inputs:
+    if not model.spec.reads_media("text"):
         return None
     rows, index = distinct(inputs)
     values = text_model(model).conditions(inputs.select(rows), sampling=sampling)
@@ -133,14 +133,14 @@ def text_track(
     request: Request,
     *,
     generated: GeneratedText,
-    texts: Sequence[str],
+    media: Media,
     version: int,
     conditions: Conditions | None = None,
 ) -> Track:
     """The track of a whole request. The request supplies its name and the identity of its rows: ids, group, inputs,
     metadata. The settings used are in `generated`.
 
-    texts: the input of rewards, see `visible_texts`.  version: of the policy that generated the samples.
+    media: the input of rewards, see `completion_media`.  version: of the policy that generated the samples.
     conditions: that they were generated with, for training to replay them.
     """
     return Track(
@@ -157,11 +157,29 @@ def text_track(
             log_probs=generated.log_probs,
             temperature=generated.temperature,
         ),
-        media=Media(kind="text", values=tuple(texts)),
+        media=media,
         sample_weights=torch.ones(request.num_rows),
         status=tuple(Status.TRUNCATED if cut else Status.COMPLETED for cut in generated.truncated),
         policy_version=(version,) * request.num_rows,
     )
+
+
+def completion_media(model: TextModel, tokens: Sequence[Tensor], request: Request) -> Media:
+    """What completions become: texts, see `visible_texts`, or what the model makes of its tokens.
+
+    Raises RunFailed for a model that makes another medium than the request's, or another number.
+    """
+    sampling = request.text.sampling
+    if request.medium in (None, "text"):
+        return Media(kind="text", values=tuple(visible_texts(model, tokens, sampling)))
+    with torch.no_grad():
+        media = model.media_of(tokens, sampling=sampling)
+    if media.kind != request.medium or media.num_rows != len(tokens):
+        raise RunFailed(
+            f"model {model.spec.name!r}: media_of() gave {media.num_rows} {media.kind} of {len(tokens)} completions; "
+            f"its spec states {request.medium}."
+        )
+    return media
 
 
 def visible_texts(model: TextModel, tokens: Sequence[Tensor], sampling: TextSamplingConfig) -> list[str]:

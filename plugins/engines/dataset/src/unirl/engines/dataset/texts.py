@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from unirl.core.errors import DataError
 from unirl.core.roles import TextModel
+from unirl.core.types.media import Media
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track
 from unirl.numerics.tokens.rollout import GeneratedText, text_conditions, text_track
@@ -50,7 +51,9 @@ class StoredTexts:
             truncated=(False,) * len(texts),
         )
         conditions = text_conditions(self._model, request.inputs, sampling=request.text.sampling)
-        result = text_track(request, generated=generated, texts=texts, version=version, conditions=conditions)
+        # As they are stored: `sampling.stop` cuts nothing off.
+        media = Media(kind="text", values=tuple(texts))
+        result = text_track(request, generated=generated, media=media, version=version, conditions=conditions)
         # They were not sampled: zeros would be taken for the log-probs of an engine.
         return dataclasses.replace(result, segment=dataclasses.replace(result.text, log_probs=None))
 

@@ -33,7 +33,7 @@ def build(config: SglangConfig, *, model: DiffusionModel, device: Any) -> Extern
     device = torch.device(device)
     name, result = fitting_bridge(model, SPEC)
     bridge: Bridge = result
-    settings = bridge.settings(model) if model.spec.inputs else {}
+    settings = bridge.settings(model) if model.spec.reads_media("latent") else {}
     dtype = dtype_of(config, model)
     folder = diffusers_folder(PRODUCT, config, model, architecture=bridge.architecture)
     hosting = Hosting.of(

@@ -16,10 +16,9 @@ from unirl.core.specs.check import check_config
 from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.track import Conditions, LatentSegment, Track
 from unirl.model_host.diffusion.pipeline_model import PipelineModel
-from unirl.numerics.diffusion.rollout import branch_inputs, latent_track, sample_latents
+from unirl.numerics.diffusion.rollout import as_media, branch_inputs, latent_track, sample_latents
 from unirl.numerics.not_finite import first_not_finite
-from unirl.numerics.pixels import levels
-from unirl.numerics.tokens.rollout import GeneratedText, generate_text, text_track, visible_texts
+from unirl.numerics.tokens.rollout import GeneratedText, completion_media, generate_text, text_track
 
 from .config import NO_GPU, TrainsideConfig
 from .input_cache import InputCache
@@ -105,7 +104,7 @@ class TrainsideEngine:
         module: Any = self._model.trainable
         anyone = _on_any_rank if isinstance(module, FSDPModule) and dist.is_initialized() else bool
         conditions: Conditions | None = None
-        if model.spec.inputs:
+        if model.spec.reads_media("text"):
             conditions = self._encoded.conditions(request.inputs, sampling=sampling)
         generated: list[GeneratedText] = []
         start = 0
@@ -115,8 +114,8 @@ class TrainsideEngine:
             own = None if conditions is None else conditions.select(rows)
             generated.append(generate_text(model, piece, conditions=own, anyone=anyone))
         whole = GeneratedText.concat(generated)
-        texts = visible_texts(model, whole.tokens, sampling)
-        return text_track(request, generated=whole, texts=texts, version=self.version, conditions=conditions)
+        media = completion_media(model, whole.tokens, request)
+        return text_track(request, generated=whole, media=media, version=self.version, conditions=conditions)
 
     def _latents(self, request: Request) -> Track:
         model = diffusion_model(self._model)
@@ -151,7 +150,7 @@ class TrainsideEngine:
                         f"model {model.spec.name!r}: latents are finite, and what its VAE decodes them to is not. Use "
                         "model.vae_dtype=float32, or a checkpoint whose VAE has finite weights."
                     )
-                media.append(levels(decoded))
+                media.append(as_media(decoded, request))
         return latent_track(
             request,
             segment=LatentSegment.concat(sampled),

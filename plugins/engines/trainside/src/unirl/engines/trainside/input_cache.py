@@ -13,13 +13,13 @@ from unirl.core.roles import Model, diffusion_model, text_model
 from unirl.core.types.array import Ragged
 from unirl.core.types.batch import join
 from unirl.core.types.data import MediaRef
-from unirl.core.types.inputs import Inputs, distinct
+from unirl.core.types.inputs import Inputs, Turn, distinct
 from unirl.core.types.sampling import LatentSamplingConfig, SamplingConfig
 from unirl.core.types.track import Conditions
 
 __all__ = ["InputCache"]
 
-_Key = tuple[str, str, tuple[MediaRef, ...], tuple[int, ...], str]
+_Key = tuple[str, str, tuple[MediaRef, ...], tuple[Turn, ...] | None, tuple[int, ...], str]
 
 
 class InputCache:
@@ -52,7 +52,8 @@ class InputCache:
         if isinstance(sampling, LatentSamplingConfig):
             settings = (sampling.max_sequence_length, sampling.height, sampling.width, sampling.frames)
         options = json.dumps(sampling.options, sort_keys=True)
-        key = (one.ids[0], one.texts[0], one.media[0], settings, options)
+        turns = None if one.turns is None else one.turns[0]
+        key = (one.ids[0], one.texts[0], one.media[0], turns, settings, options)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]

@@ -30,6 +30,7 @@ SPEC = EngineSpec(
         Cap.GUIDANCE,
         Cap.PLUGIN_SAMPLERS,
         Cap.MEDIA_REFS,
+        Cap.TURNS,
         Cap.WEIGHTS_SHARED,
     },
     # Not ddim-eta: its sigmas are noise-to-signal ratios of DDPM models; these models predict velocities.

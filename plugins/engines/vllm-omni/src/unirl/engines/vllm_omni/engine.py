@@ -53,7 +53,7 @@ def build(config: VllmOmniConfig, *, model: DiffusionModel, device: Any) -> Exte
             "arguments": omni_arguments(config, folder=folder, dtype=dtype, on_cpu=device.type == "cpu"),
             "bridge": name,
             "architecture": bridge.architecture,
-            "settings": bridge.settings(model) if model.spec.inputs else None,
+            "settings": bridge.settings(model) if model.spec.reads_media("latent") else None,
         },
         lora_rank=MOST_RANK,
         overwrites=True,

@@ -31,7 +31,7 @@ def build(config: VllmConfig, *, model: TextModel, device: Any) -> ExternalTextE
         folder=transformers_folder(PRODUCT, config, model),
         dtype=dtype_of(config, model),
         on_cpu=device.type == "cpu",
-        reads_media=bool(model.spec.inputs),
+        reads_media=model.spec.reads_media("text"),
     )
     return ExternalTextEngine(
         PRODUCT,
