@@ -19,7 +19,8 @@ from unirl.core.plugins.files import plugin_files
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+# The runs that the tests compare are made in one fixture, which counts as part of the first test.
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 ADAPTIVE_KL = (
     "backend.reference_copy=true",
