@@ -43,7 +43,7 @@ def test_a_version_that_was_not_tried_is_refused_with_the_range() -> None:
 def test_the_checkpoint_is_that_of_the_model_unless_another_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     module = torch.nn.Linear(1, 1, dtype=torch.bfloat16)
-    model = cast("Model", SimpleNamespace(trainable=module, spec=SimpleNamespace(inputs={})))
+    model = cast("Model", SimpleNamespace(trainable=module, spec=SimpleNamespace(reads_media=lambda kind: False)))
     with pytest.raises(RecipeError, match=r"engine\.path"):
         transformers_folder(PRODUCT, ExternalTextConfig(), model)
     module.name_or_path = str(tmp_path)
@@ -53,7 +53,7 @@ def test_the_checkpoint_is_that_of_the_model_unless_another_is_named(tmp_path: P
 
 
 def test_images_of_an_architecture_that_engines_divide_otherwise_are_refused(tmp_path: Path) -> None:
-    spec = SimpleNamespace(inputs={"text": {"condition": "needs"}})
+    spec = SimpleNamespace(reads_media=lambda kind: kind == "text")
     model = cast("Model", SimpleNamespace(trainable=torch.nn.Linear(1, 1), spec=spec))
     config = ExternalTextConfig(path=str(tmp_path))
     (tmp_path / "config.json").write_text('{"architectures": ["Gemma3ForConditionalGeneration"]}')

@@ -95,6 +95,8 @@ MUTANTS = [
             changes={"_check": lambda _, check, request: isinstance(request.params, LatentRequest) or check(request)}),
     latents("shares-inputs-by-text", "inputs-of-one-text-are-not-shared", "keys inputs by their texts",
             request=with_first_media),
+    latents("drops-turns", "a-sample-goes-on-from-its-own-turns", "gives the model texts and media alone",
+            request=lambda _, request: {"inputs": replace(request.inputs, turns=None)}),
     engine("ignores-guidance", "guidance-that-it-does-not-state-is-refused", "echoes guidance that it did not use",
            spec=engine_plain.SPECS[0], generate=ignores_guidance),
     engine("leaves-a-thread", CLOSING, "a thread outlives close", generate=leaves_thread(seconds=20)),

@@ -44,6 +44,7 @@ SPEC = ModelSpec(
     capabilities={Cap.LATENT_STAGE, Cap.LORA, Cap.GUIDANCE, Cap.LAZY_BUILD},
     tracks={"image": "latent"},
     inputs={"image": {"source": "takes"}},
+    continues=frozenset({"image"}),
     trainable="net",
     lora_targets=("up", "down"),
     wrap_blocks=("Block",),
@@ -90,7 +91,7 @@ class Net(nn.Module):
 
 class TinyDenoiser(DiffusionModel):
     """A `unirl.core.roles.DiffusionModel`. Condition: `text` [n, 6], a fixed random vector of each input:
-    of its text and the names of its images."""
+    of its text, the names of its images and the tokens of its turns."""
 
     spec: ModelSpec = SPEC
 
@@ -118,8 +119,11 @@ class TinyDenoiser(DiffusionModel):
             tensor.copy_(value)
 
     def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> dict[str, Tensor]:
-        given = zip(inputs.texts, inputs.media, strict=True)
-        rows = [_vector("".join([text, *(ref.uri for ref in media)])) for text, media in given]
+        given = zip(inputs.texts, inputs.media, inputs.turns or ((),) * len(inputs), strict=True)
+        rows = [
+            _vector("".join([text, *(ref.uri for ref in media), *(f" {turn.tokens}" for turn in turns)]))
+            for text, media, turns in given
+        ]
         return {"text": torch.stack(rows).to(self.device)}
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:

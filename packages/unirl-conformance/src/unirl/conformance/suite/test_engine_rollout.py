@@ -16,6 +16,7 @@ from unirl.core.errors import EchoMismatch, UniRLError
 from unirl.core.specs.capability import Cap
 from unirl.core.types.batch import same
 from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Turn
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.track import Status
 
@@ -73,6 +74,30 @@ def test_inputs_of_one_text_are_not_shared(case: LatentEngineCase) -> None:
     first, second = (request.inputs.ids.index(name) for name in images)
     assert any(not same(value[first], value[second]) for value in conditions.expanded().values()), (
         "two images under one instruction have one encoding"
+    )
+    case.check_conditions(request, track, "positive")
+
+
+@claim("engine", proves=Cap.TURNS)
+def test_a_sample_goes_on_from_its_own_turns(case: LatentEngineCase) -> None:
+    """Rows of one text that go on from different turns have the conditions of these: one token of a turn that differs
+    is another input.
+
+    If it fails: give the model the whole `Inputs` of each row, and keep encodings by their turns as well.
+    """
+    model = case.model()
+    if case.track not in model.spec.continues or not case.provides(Cap.CONDITIONS):
+        raise NotApplicable(f"model {model.spec.name!r} does not continue from turns, or no conditions come back")
+    request = case.request(model)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(request.inputs.ids))}
+    turns = tuple((Turn(stage="text", text="so", tokens=(1, 2 + numbers[name])),) for name in request.inputs.ids)
+    inputs = dataclasses.replace(request.inputs, texts=("make it red",) * request.num_rows, turns=turns)
+    request = dataclasses.replace(request, inputs=inputs).select(MIXED)
+    with case.engine(model) as engine:
+        track = case.sample(engine, request)
+    first, second = (request.inputs.ids.index(name) for name in list(numbers)[:2])
+    assert any(not same(value[first], value[second]) for value in track.conditions["positive"].expanded().values()), (
+        "turns of other tokens have one encoding"
     )
     case.check_conditions(request, track, "positive")
 

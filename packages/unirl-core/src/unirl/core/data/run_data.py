@@ -112,8 +112,8 @@ def _media_problem(row: Prompt, plan: Plan) -> str:
     for stage in stages:
         problem = problem or _of_stored(row, stage)
         needs = {role: use for role, use in sorted(_roles(stage).items()) if use != "takes"}
-        above = [plan.stage(name).kind for name in (*stage.settings.shows, *([stage.parent] if stage.parent else []))]
-        made = {stage.parent_role} if "latent" in above and not stage.continues else set[str]()
+        above = [plan.stage(name).medium for name in (*stage.settings.shows, *([stage.parent] if stage.parent else []))]
+        made = {stage.parent_role} if "image" in above and not stage.continues else set[str]()
         unfit = [
             role
             for role in needs
