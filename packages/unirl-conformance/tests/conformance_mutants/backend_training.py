@@ -32,7 +32,9 @@ TEXT, TEACHER = "training-on-text-is-torchs-adamw", "another-model-may-be-the-re
 """TEXT also fails for mutants that break every update."""
 DECAY, CLIP = "weight-decay-is-decoupled", "gradients-are-clipped-by-their-global-norm"
 ADAMW, VELOCITY = "full-training-is-torchs-adamw", "the-velocity-at-a-stored-point-is-that-of-the-replay"
-SUMMED = "a-step-over-several-jobs-is-one-step-of-their-summed-gradients"
+SUMMED, TWO_KINDS = (
+    f"a-step-over-{jobs}-is-one-step-of-their-summed-gradients" for jobs in ("several-jobs", "jobs-of-two-kinds")
+)
 SWAPPED = {"config": lambda config: replace(config, betas=config.betas[::-1])}
 
 
@@ -119,6 +121,12 @@ def is_text(track: Track) -> bool:
     return isinstance(track.segment, TextSegment)
 
 
+def steps_for_each_kind(_: Wrapped, train: Any, jobs: Sequence[Job], **how: Any) -> TrainReport:
+    texts = [job for job in jobs if is_text(job.track)]
+    images = [job for job in jobs if not is_text(job.track)]
+    return [train(kind, **how) for kind in (images, texts) if kind][-1]
+
+
 def cuts_large_units(part: Wrapped, track: Track) -> dict[str, Any]:
     size = part.train_config.micro_batch_size
     return {"unit_ids": None} if size and max(map(len, track.units())) > size else {}
@@ -178,10 +186,14 @@ MUTANTS = [
             changes=each_algorithm({"loss": returns(with_mean_metrics)})),
     backend("mean-for-sum", "two-ranks-update-as-one", "leaves out that gradients are averaged over ranks",
             (*FULL, Cap.MANY_RANKS), changes=each_algorithm({"loss": returns(divided_by_ranks)})),
-    backend("steps-for-each-job", SUMMED, "takes a step for each job",
+    backend("steps-for-each-job", SUMMED, "takes a step for each job", also=(TWO_KINDS,),
             changes={"train": lambda _, train, jobs, **how: [train([job], **how) for job in jobs][-1]}),
-    backend("jobs-weigh-alike", SUMMED, "leaves out the weights of jobs",
+    backend("jobs-weigh-alike", SUMMED, "leaves out the weights of jobs", also=(TWO_KINDS,),
             changes=each_job(lambda _, job: {"weight": 1.0})),
+    backend("steps-for-each-kind", TWO_KINDS, "takes a step for images and one for completions",
+            changes={"train": steps_for_each_kind}),
+    backend("texts-weigh-1", TWO_KINDS, "leaves out the weights of jobs on completions",
+            changes=each_job(lambda _, job: {"weight": 1.0} if is_text(job.track) else {})),
     backend("knows-no-teacher", TEACHER, "leaves out the reference model of a job",
             changes=each_job(lambda _, job: {"reference": None})),
 ]

@@ -31,6 +31,7 @@ assert TINY is not None
 FINAL, GUIDED = (f"{name}-latents-are-those-of-the-reference-pipeline" for name in ("final", "guided"))
 SCHEDULE, DECODED = (f"{name}-of-the-reference-pipeline" for name in ("schedule-is-that", "decoded-media-are-those"))
 LORA, REACHED = "lora-targets-match-what-the-miniature-promises", "gradient-reaches-every-layer-that-lora-adapts"
+FROZEN, INSIDE = "conditions-do-not-depend-on-what-trains", "trained-weights-are-used-inside-the-root-forward"
 LAZY, BATCHING = "a-lazy-build-is-filled-with-the-weights-of-an-eager-one", "gradient-does-not-depend-on-batching"
 
 
@@ -121,6 +122,19 @@ def rounds_values(model: Any, fill: Any, tensors: Mapping[str, Tensor]) -> None:
     fill(tensors)
 
 
+@torch.no_grad()
+def with_hidden_states(model: Any, encode: Any, inputs: Inputs, **settings: Any) -> dict[str, Tensor]:
+    """Adds a trace of the trained net's velocity, too small for any bound on numbers."""
+    text = encode(inputs, **settings)["text"]
+    states = model.net(text.new_zeros(len(text), latent_model.CHANNELS, 1, 1), text, text.new_ones(len(text)))
+    return {"text": text + 1e-6 * states.flatten(1)[:, :1]}
+
+
+def below_the_root(model: Any, _: Any, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
+    """Calls the layers of the net, one by one, and not the net."""
+    return latent_model.Net.forward(model.net, x, conditions["text"], sigma).float()
+
+
 def at_most_20_steps(sampling: LatentSamplingConfig) -> LatentSamplingConfig:
     return replace(sampling, num_inference_steps=min(sampling.num_inference_steps, 20))
 
@@ -162,6 +176,9 @@ LATENT = [
     model("no-plural", "different-prompts-give-different-conditions", "drops the last letter of a prompt",
           misreading({"a dogs": "a dog"})),
     model("counts", "conditions-do-not-depend-on-the-batch", "moves repeated prompts", conditions(counted)),
+    model("states-as-conditions", FROZEN, "puts hidden states of the trained net into its conditions",
+          {"encode": with_hidden_states}),
+    model("calls-layers", INSIDE, "calls the layers of the trained net from outside", {"velocity": below_the_root}),
     model("widens", "negative-conditions-have-the-shapes-of-positive-ones", "encodes the empty prompt in fp64",
           conditions(wide_if_empty)),
     model("fp64", "velocity-is-fp32-of-the-shape-of-x", "gives fp64", velocities(lambda v, _: v.double())),

@@ -21,6 +21,7 @@ HEALTHY = replace(
 OWN, CACHED = "own-text-replays-at-ratio-1", "cached-logits-are-those-of-the-whole-text"
 SCORES, PACKED = "scores-are-the-log-softmax-of-the-plain-logits", "padded-packed-and-single-rows-score-alike"
 PACKED_GRADIENT, BATCHING = "packing-does-not-change-the-gradient", "gradient-does-not-depend-on-batching"
+INSIDE = "trained-weights-are-used-inside-the-root-forward"
 CHAT = "chat-settings-change-the-prompt"
 PROMPTED, GREEDY, SCORED = (
     f"{name}-those-of-the-reference" for name in ("prompt-tokens-are", "greedy-texts-are", "log-probs-are")
@@ -87,6 +88,12 @@ def with_less_of_a_layer(cache: Any) -> Any:
     return ((key, 0.9 * value), *others)
 
 
+def adds_bias_outside(model: Any, next_logits: Any, tokens: Tensor, **how: Any) -> Any:
+    logits, cache = next_logits(tokens, **how)
+    bias = model.net.leave.bias.detach()
+    return (logits - bias) + bias, cache
+
+
 class Detached(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as torch calls it
         return nn.functional.linear(input, self.weight.detach(), self.bias)
@@ -140,6 +147,8 @@ MUTANTS = [
     # Texts are generated with the cache.
     text("forgets-early", CACHED, "loses a tenth of a layer's cached values when rows are chosen",
          {"select_cache": returns(with_less_of_a_layer)}, also=(OWN, GREEDY)),
+    text("adds-bias-outside", INSIDE, "adds the bias of its output projection outside of its net",
+         {"next_logits": adds_bias_outside}),
     text("text-detached", "gradient-reaches-every-layer-that-lora-adapts", "detaches a layer of a text model",
          after_build=detach_a_layer),
     text("no-text-parity", SCORED, "names no reference run of texts",

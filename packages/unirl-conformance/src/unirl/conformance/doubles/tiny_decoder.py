@@ -25,7 +25,7 @@ from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.numerics.tokens.divergence import token_divergence
 
-__all__ = ["SPEC", "VOCABULARY", "TinyDecoder", "TinyDecoderConfig", "build", "write"]
+__all__ = ["SPEC", "VOCABULARY", "TextNet", "TinyDecoder", "TinyDecoderConfig", "build", "write"]
 
 WIDTH, HEADS = 16, 2
 END, PAD, SYSTEM, USER, ASSISTANT, NO_THOUGHT = range(256, 262)
@@ -126,11 +126,12 @@ class TinyDecoder(TextModel):
     """A `unirl.core.roles.TextModel`. Tokens are the bytes of UTF-8, and a few special ones."""
 
     spec: ModelSpec = SPEC
+    net_class: type[TextNet] = TextNet
 
     def __init__(self, *, seed: int = 0, device: Any = "cpu") -> None:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            self.net = TextNet().eval()
+            self.net = self.net_class().eval()
         self.device = torch.device(device)
         self.net.to(self.device)
 

@@ -48,7 +48,11 @@ class Model(Protocol):
     @abstractmethod
     def trainable(self) -> Module:
         """The module that trains: those of its parameters that require a gradient when a backend takes it. The others
-        stay as they are. A backend may wrap its blocks in place, never replace it."""
+        stay as they are. A backend may wrap its blocks in place, never replace it.
+
+        All use of its parameters is inside a call of this module itself: a backend that shards it gathers them in hooks
+        of that call.
+        """
 
     def fill(self, tensors: Mapping[str, Array]) -> None:
         """With `lazy-build`: set these parameters and persistent buffers of `trainable`, or this rank's
@@ -89,6 +93,8 @@ class DiffusionModel(Model, Protocol):
     def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
         """Conditions of each input: name -> [len(inputs), ...], or as many arrays of any shape. No gradient.
 
+        They never depend on trainable parameters: conditions are kept across steps and replayed, so hidden states that
+        `trainable` computes would be stale and get no gradient.
         inputs: distinct ones. Media among them have roles that `ModelSpec.inputs` names.
         """
 
@@ -246,6 +252,8 @@ class TextModel(Model, Protocol):
         """With `inputs` in its spec: the conditions of each input besides its `prompt_tokens`, such as pixel patches:
         name -> one entry per input. A function of each input alone. No gradient.
 
+        They never depend on trainable parameters: conditions are kept across steps and replayed, so hidden states that
+        `trainable` computes would be stale and get no gradient.
         inputs: distinct ones. Raises DataError for media that cannot be read.
         """
         raise absent(f"model {self.spec.name!r}", self, "conditions", "whose spec states `inputs`")

@@ -1,0 +1,49 @@
+"""The tiny decoder with a second head: completions and latents of one trunk, as models that write and draw have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from unirl.core.specs.spec import ModelSpec
+
+from .tiny_decoder import SPEC as DECODER
+from .tiny_decoder import WIDTH, TextNet, TinyDecoder
+from .tiny_denoiser import CHANNELS, TEXT, TinyDenoiser
+
+__all__ = ["TinyUnified"]
+
+
+class UnifiedNet(TextNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter_latents = nn.Linear(CHANNELS + TEXT + 1, WIDTH)
+        self.leave_latents = nn.Linear(WIDTH, CHANNELS)
+
+    def forward(self, *args: Any, latents: tuple[Tensor, Tensor, Tensor] | None = None, **settings: Any) -> Any:
+        """As `TextNet`, or the velocity [B, C, h, w].  latents: x [B, C, h, w], text [B, TEXT] and sigma [B]."""
+        if latents is None:
+            return super().forward(*args, **settings)
+        x, text, sigma = latents
+        elements = x.flatten(2).transpose(1, 2)
+        length = elements.shape[1]
+        shared = torch.cat([text, sigma[:, None]], dim=1)[:, None].expand(-1, length, -1)
+        hidden = self.enter_latents(torch.cat([elements, shared], dim=2))
+        # Every element sees all of its own sample.
+        visible = torch.ones(len(x), length, length, dtype=torch.bool, device=x.device)
+        for block in self.blocks:
+            hidden, _ = block(hidden, visible, None)
+        return self.leave_latents(hidden).transpose(1, 2).view_as(x)
+
+
+class TinyUnified(TinyDecoder, TinyDenoiser):
+    """A `unirl.core.roles.TextModel` and `DiffusionModel`. Its texts and its latents share the blocks."""
+
+    spec: ModelSpec = replace(DECODER, name="tiny-unified", tracks={"text": "text", "image": "latent"})
+    net_class = UnifiedNet
+
+    def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
+        return self.net(latents=(x, conditions["text"], sigma)).float()
