@@ -237,7 +237,7 @@ def test_a_step_over_several_jobs_is_one_step_of_their_summed_gradients(case: Ba
 
 
 @claim("backend", needs={"backend": (Cap.TRAIN_FULL,)}, track="any")
-def test_a_step_over_jobs_of_two_kinds_is_one_step_of_their_summed_gradients(case: BackendCase) -> None:
+def test_jobs_of_two_kinds_take_one_step_of_their_summed_gradients(case: BackendCase) -> None:
     """Images and completions of one model, whose layers they share, are trained on in one optimizer step: its gradient
     is the sum of the one that each of the two jobs gives alone, times the weight of the job.
 

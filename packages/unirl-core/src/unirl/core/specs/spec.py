@@ -182,10 +182,11 @@ class ModelSpec(Spec):
     def media_of_kinds(self, kinds: Collection[str]) -> set[MediaKind]:
         """What samples of its tracks of these kinds may become."""
         usual: dict[str, set[MediaKind]] = {"text": {"text"}, "latent": {"image", "video"}}
-        tracks = [(track, kind) for track, kind in self.tracks.items() if kind in kinds]
-        return {
-            medium for track, kind in tracks for medium in ([self.media[track]] if track in self.media else usual[kind])
-        }
+        result: set[MediaKind] = set()
+        for track, kind in self.tracks.items():
+            if kind in kinds:
+                result |= {self.media[track]} if track in self.media else usual[kind]
+        return result
 
     def reads_media(self, kind: Literal["latent", "text"]) -> bool:
         """Whether a track of this kind is generated from media besides the text."""
