@@ -32,9 +32,8 @@ TEXT, TEACHER = "training-on-text-is-torchs-adamw", "another-model-may-be-the-re
 """TEXT also fails for mutants that break every update."""
 DECAY, CLIP = "weight-decay-is-decoupled", "gradients-are-clipped-by-their-global-norm"
 ADAMW, VELOCITY = "full-training-is-torchs-adamw", "the-velocity-at-a-stored-point-is-that-of-the-replay"
-SUMMED, TWO_KINDS = (
-    f"a-step-over-{jobs}-is-one-step-of-their-summed-gradients" for jobs in ("several-jobs", "jobs-of-two-kinds")
-)
+SUMMED = "a-step-over-several-jobs-is-one-step-of-their-summed-gradients"
+TWO_KINDS = "jobs-of-two-kinds-take-one-step-of-their-summed-gradients"
 SWAPPED = {"config": lambda config: replace(config, betas=config.betas[::-1])}
 
 
