@@ -283,7 +283,7 @@ def test_chains_that_cannot_read_what_was_written_are_refused() -> None:
         (
             PAINTER,
             {"image": ("image", {"parent": "critique", "shows": ["critique"]})},
-            "'critique' is not one. Expected stages of images above its parent: draft.",
+            "'critique' cannot be shown. Expected image stages above its parent: draft.",
         ),
         (
             dataclasses.replace(PAINTER, inputs={"text": {"condition": "takes"}}),
@@ -293,7 +293,7 @@ def test_chains_that_cannot_read_what_was_written_are_refused() -> None:
         (
             PAINTER,
             {"critique": ("text", {"shows": ["draft"]})},
-            "'draft' is not one. Expected none: no images lie above.",
+            "'draft' cannot be shown. Expected none: no stage above makes images.",
         ),
     ],
 )

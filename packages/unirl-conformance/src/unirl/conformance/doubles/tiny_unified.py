@@ -32,7 +32,7 @@ class UnifiedNet(TextNet):
         length = elements.shape[1]
         shared = torch.cat([text, sigma[:, None]], dim=1)[:, None].expand(-1, length, -1)
         hidden = self.enter_latents(torch.cat([elements, shared], dim=2))
-        # Every element sees all of its own sample.
+        # Full attention within a sample.
         visible = torch.ones(len(x), length, length, dtype=torch.bool, device=x.device)
         for block in self.blocks:
             hidden, _ = block(hidden, visible, None)

@@ -27,7 +27,7 @@ def test_conditions_do_not_depend_on_what_trains(case: ModelCase) -> None:
     If it fails: put tokens and pixels into the conditions, and run the trained module on them in `velocity` or `score`;
     keep the parts that `encode` runs out of `trainable`.
     """
-    # Of its own: one that has encoded these inputs before might remember the result.
+    # A second model: the first may cache what it encoded.
     changed = case.learner()
     _change(changed.trainable)
     for each in _of_each_kind(case):

@@ -176,8 +176,10 @@ def _shown(plan: Plan, stage: Stage) -> Iterator[Reason]:
     if stage.continues:
         yield refused(", but this stage continues from all stages above it. Leave it out.")
     elif other := [name for name in stage.settings.shows if name not in images]:
-        expected = f"stages of images above its parent: {', '.join(images)}" if images else "none: no images lie above"
-        yield refused(f"; {other[0]!r} is not one. Expected {expected}.")
+        expected = (
+            f"image stages above its parent: {', '.join(images)}" if images else "none: no stage above makes images"
+        )
+        yield refused(f"; {other[0]!r} cannot be shown. Expected {expected}.")
     elif not stage.parent_role or "image" not in stage.model.spec.reads:
         yield refused(f"; model {stage.model.name!r} takes no images in one role. Leave it out.")
     elif hidden := [name for name in stage.settings.shows if not _is_decoded(plan.stage(name))]:

@@ -308,10 +308,9 @@ class TrainConfig:
     """Text: pack the samples of a micro-batch into one sequence without padding, where the model supports it. The
     numbers are the same."""
     old_log_probs: str = one_of("replay", "detached", "engine", default="replay")
-    """Source of the old log-probs: `replay` recomputes them with the training model. `detached` does so for all updates
-    but the first, which takes those of its own forward pass: the same numbers for one pass less, but
-    `ratio_max_dev_first` is 0 by construction. `engine` takes the engine's, where the measured log-prob mismatch allows
-    it."""
+    """Source of the old log-probs: `replay` recomputes them with the training model. `detached` saves that pass for the
+    first update: its old log-probs are its new ones, detached. The numbers are the same, but `ratio_max_dev_first` is 0
+    by construction. `engine` takes the engine's, where the measured log-prob mismatch allows it."""
     logp_mismatch_max: float | None = limit(None, least=0)
     """Largest log-prob mismatch allowed, |engine - recomputed|. None: for latents the algorithm's clip range; for text
     0.01 nats per token in fp32, or 1 where the model, the engine or the backend computes in 16 bits."""
@@ -321,7 +320,7 @@ class TrainConfig:
 
     @property
     def replayed_share(self) -> float:
-        """Fraction of the old log-probs that a pass of its own recomputes."""
+        """Fraction of the old log-probs that are recomputed before the first update."""
         return {"replay": 1.0, "detached": 1.0 - 1.0 / self.updates_per_step, "engine": 0.0}[self.old_log_probs]
 
     def is_serial(self, device: str) -> bool:

@@ -180,7 +180,7 @@ class ModelSpec(Spec):
         return any(use != "takes" for roles in self.inputs.values() for use in roles.values())
 
     def media_of_kinds(self, kinds: Collection[str]) -> set[MediaKind]:
-        """What samples of its tracks of these kinds may become."""
+        """The media that its tracks of these kinds may generate."""
         usual: dict[str, set[MediaKind]] = {"text": {"text"}, "latent": {"image", "video"}}
         result: set[MediaKind] = set()
         for track, kind in self.tracks.items():
