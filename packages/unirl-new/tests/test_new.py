@@ -77,6 +77,13 @@ def test_the_command_writes_a_plugin_and_says_what_to_do_next(
     assert list(tmp_path.rglob(".unirl-new-*")) == []
 
 
+def test_the_command_leaves_setuptools_importable(tmp_path: Path) -> None:
+    then_setuptools = "import sys; from unirl.core.cli import main\ntry: main(sys.argv[1:])\nfinally: import setuptools"
+    command = (sys.executable, "-W", "ignore", "-c", then_setuptools, "new", "reward", "sharpness", "--into", tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_folder_that_is_there_is_refused_and_stays_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from importlib.util import find_spec
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import cast
 
@@ -63,8 +63,9 @@ def new(kind: str, name: str, into: Path, checkpoint: Path | None, dist: str, au
     click.echo(f"wrote {folder}/")
     for file in files:
         click.echo(f"  {file}")
-    # Environments that uv makes have no pip.
-    pip = "pip" if find_spec("pip") else "uv pip"
+    # Environments that uv makes have no pip. Its module is not looked for: before Python 3.12 that alone takes
+    # setuptools its own distutils, and torch.compile then fails in this process.
+    pip = "pip" if any(distributions(name="pip")) else "uv pip"
     click.echo("\nIt works as it is. Try it:\n")
     for line in (
         f"cd {shlex.quote(str(folder))}",
