@@ -35,6 +35,7 @@ SMALL = ("data.prompts_per_step=4", "data.samples_per_prompt=4", "run.threads=1"
 QUANTIZED = ("quickstart", *SMALL, "train.replay=serial", "backend.trains=lora", "train.micro_batch_size=3")
 RECIPES = {
     "full": ("quickstart", *SMALL),
+    "frozen parts": ("quickstart", *SMALL, "+backend.lr_scales={attn: 0.5, transformer_blocks: 0}"),
     "lora": ("quickstart", *SMALL, "backend.trains=lora", "sampling.guidance_scale=2", "train.micro_batch_size=3"),
     "text": ("quickstart-text", *SMALL, "train.logp_mismatch_max=1e9", "train.logp_mismatch_mean=1e9"),
     "copies": (

@@ -39,6 +39,11 @@ def weights(backend):
     return {name: local(param.detach()).clone() for name, param in backend._params.items()}
 
 
+def names_of(backend, group):
+    own = {id(param) for param in group["params"]}
+    return [name for name, param in backend._params.items() if id(param) in own]
+
+
 def moments(backend):
     """(name, key) -> a moment in fp32, and whether it is quantized."""
     result = {}
@@ -105,6 +110,27 @@ def test_its_rate_follows_the_schedule():
         # Of fp32, in which torchao keeps it.
         assert float(group["lr"]) == pytest.approx(1e-2 * (number + 1) / 4, rel=1e-6)
     backend.close()
+
+
+@pytest.mark.parametrize("shard", ["auto", "always"])
+def test_rates_by_part_are_those_of_adamw(shard):
+    scales = {r"blocks\.0": 0.1, "leave": 0.0}
+    plain, small = (
+        started(shard=shard, lr_scales=scales, optimizer=optimizer) for optimizer in ("adamw", "adamw_8bit")
+    )
+    for backend in (plain, small):
+        step(backend, 0)
+    rates = {
+        name: float(group["lr"]) for group in small._optimizer.adams[0].param_groups for name in names_of(small, group)
+    }
+    # Of fp32, in which torchao keeps it.
+    for name, rate in rates.items():
+        assert rate == pytest.approx(1e-3 if name.startswith("blocks.0.") else 1e-2, rel=1e-6)
+    assert rates.keys() == small._params.keys() and not any(name.startswith("leave.") for name in rates)
+    for name, expected in weights(plain).items():
+        torch.testing.assert_close(weights(small)[name], expected, rtol=1e-5, atol=1e-7)
+    for backend in (plain, small):
+        backend.close()
 
 
 def test_without_a_compiler_the_setting_is_named(monkeypatch):

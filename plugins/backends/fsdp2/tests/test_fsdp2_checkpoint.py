@@ -31,6 +31,11 @@ CASES = {
     "lora-averages": {"ema": AverageConfig(kind="linear", rate=0.1), "lagged": AverageConfig(kind="constant")},
     "fp16": {"trains": "full", "mixed_precision": "fp16"},
     "wrapped": {"shard": "always", "ema": AverageConfig(kind="constant")},
+    "rates": {
+        **{"trains": "full", "lr_scales": {r"blocks\.0": 0.0, "bias": 0.1}, "lr_schedule": "cosine"},
+        "ema": AverageConfig(kind="constant"),
+    },
+    "lora-rates": {"shard": "always", "lr_scales": {r"blocks\.0\.up": 0.0, "lora_B": 4.0}, "lr_schedule": "linear"},
 }
 
 

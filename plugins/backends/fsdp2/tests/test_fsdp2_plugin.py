@@ -1,5 +1,6 @@
 """The plugin's spec and config, and settings refused before anything is loaded."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,19 @@ def test_each_wrong_setting_is_named_once():
     assert keys == {f"backend.{key}" for key in expected}
     (reason,) = reasons(plan(Fsdp2Config(activation_checkpointing=True), wrap_blocks=()))
     assert reason.startswith("backend.activation_checkpointing: model 'm' names no blocks")
+
+
+def test_rates_by_part_that_cannot_be_are_refused():
+    assert reasons(plan(Fsdp2Config(lr_scales={"^blocks": 0.0, r"expert\.": 2.0}))) == []
+    numbers = {"^blocks": -1.0, "text": math.nan, "image": math.inf, "both": 0.1}
+    first, second, third = reasons(plan(Fsdp2Config(lr_scales=numbers)))
+    assert first == "backend.lr_scales.^blocks: got -1.0, expected 0 or more. It is a factor of `lr`; 0 freezes."
+    assert second.startswith("backend.lr_scales.text: got nan, expected a finite number, 0 or more.")
+    assert third.startswith("backend.lr_scales.image: got inf, expected a finite number, 0 or more.")
+    (reason,) = reasons(plan(Fsdp2Config(lr_scales={"blocks.[0": 0.5, "text": 0.1})))
+    assert reason.startswith(
+        "backend.lr_scales.blocks.[0: got 'blocks.[0', expected a regular expression; Python reports: unterminated "
+    )
 
 
 def test_a_sequence_that_the_model_cannot_split_is_refused():

@@ -151,6 +151,15 @@ def test_a_quantized_base_trains_as_the_model_with_its_rounded_weights(kind):
         assert float((result["quantized"][name] - grad).abs().max()) < 1e-5 * largest, name
 
 
+@pytest.mark.torchao
+def test_frozen_adapters_of_a_quantized_base_are_not_quantized():
+    backend, _ = make_backend(Sd3(), quantize="int8", lr_scales={"lora_A": 0.0}, **QUANTIZED["int8"])
+    adapters = {name: param for name, param in backend._held.items() if ".lora_" in name}
+    assert len(adapters) == 28 and not any(is_quantized(param) for param in adapters.values())
+    assert sum(is_quantized(param) for param in backend._held.values()) > 14
+    backend.close()
+
+
 def _largest_error(weight, kind):
     """int8: half a step of an output channel, whose 255 steps go from -max to max.  nf4: half of the widest gap between
     its levels, from -1 to -0.6962, times the largest of a block of 64; and its scale, which is quantized itself in 255

@@ -107,3 +107,47 @@ def test_one_rank_trains_unwrapped_prints_nothing_and_refuses_mixed_precision():
     first, second = run_alone(code).splitlines()
     assert first == "1 ToyNet 0"
     assert second.startswith("backend.mixed_precision: got bf16 on one rank, which VeOmni does not wrap.")
+
+
+RATES = r"""
+import torch
+from toy_denoiser import Clipped, ToyModel, gradients, make_track
+from unirl.backends.veomni.backend import build
+from unirl.backends.veomni.config import VeomniConfig
+from unirl.backends.veomni.library import veomni
+from unirl.core.errors import RecipeError
+from unirl.core.specs.config import TrainConfig
+AnyPrecisionAdamW = veomni("optim.optimizer").AnyPrecisionAdamW
+scales = {r"blocks\.0": 0.25, "^leave": 0.0}
+optimizers = {
+    "adamw": lambda groups: torch.optim.AdamW(groups, weight_decay=0.1, fused=True),
+    "anyprecision_adamw": lambda groups: AnyPrecisionAdamW(groups, betas=(0.9, 0.999), weight_decay=0.1),
+}
+for kind, optimizer in optimizers.items():
+    settings = {"trains": "full", "lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": None}
+    config = VeomniConfig(optimizer=kind, lr_scales=scales, **settings)
+    backend = build(config, model=ToyModel(), train=TrainConfig(), steps=10)
+    params = {name: torch.nn.Parameter(param.detach().clone()) for name, param in backend._held.items()}
+    slow = [param for name, param in params.items() if name.startswith("blocks.0.")]
+    others = [param for name, param in params.items() if not name.startswith(("blocks.0.", "leave."))]
+    plain = optimizer([{"params": slow, "lr": 0.25e-2}, {"params": others, "lr": 1e-2}])
+    for seed in (1, 2):
+        caught = gradients(backend, make_track(ToyModel(), seed=seed), Clipped())
+        for name, param in params.items():
+            param.grad = caught.get(name)
+        plain.step()
+    tensors = backend.export_weights(kind="full").tensors
+    print(kind, len(slow), len(others), [name for name in params if not torch.equal(tensors[name], params[name])])
+try:
+    build(VeomniConfig(lr_scales={"blokcs": 0.1}), model=ToyModel(), train=TrainConfig(), steps=10)
+except RecipeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_rates_by_part_are_those_of_veomnis_optimizers_with_groups_bit_for_bit():
+    first, second, third = run_alone(f"import sys; sys.path[:0] = {sys.path!r}\n{RATES}").splitlines()
+    # Two layers with a bias each in a block, and as many in the other one with the first layer; the last is frozen.
+    assert first == "adamw 4 6 []" and second == "anyprecision_adamw 4 6 []"
+    assert third.startswith("backend.lr_scales.blokcs: got a pattern that matches no trainable parameter of ToyNet")

@@ -36,6 +36,10 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "bf16": {**FULL, "mixed_precision": "bf16", "activation_checkpointing": True},
         "experts": {**FULL, "mesh": {"expert": 2}},
         "experts-lora": {**LORA, "mesh": {"expert": 2}},
+        "experts-rates": {
+            **{**FULL, "mesh": {"expert": 2}},
+            "lr_scales": {r"layers\.0\.mlp\.experts\.down_proj": 0.0, "experts": 0.25, "embed_tokens": 0.0},
+        },
         "sequence": {**FULL, "mesh": {"sequence": 2}},
         "words-sequence": {**FULL, "mesh": {"sequence": 2}},
         "words-sequence-lora": {**LORA, "mesh": {"sequence": 2}},

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
 from unirl.core.roles import Backend, WeightUpdate
 from unirl.core.specs.facts import names_in
+from unirl.core.specs.lr_scales import lr_scales_of
 from unirl.core.types.weights import forms, joined, tensor_digests, weight_mismatch
 from unirl.numerics.diffusion.replay import check_stored_steps
 from unirl.numerics.train.critic import with_values
@@ -82,6 +83,7 @@ class ShardedBackend(Backend):
         self._params = {name: param for name, param in self._held.items() if param.requires_grad}
         updates = steps * train.updates_per_step
         self._optimizer = self._new_optimizer(total_steps=updates)
+        self._optimizer.scale_rates(self._lr_scales)
         self._critic: Critic | None = None
         if net is not None:
             self._critic = Critic(
@@ -316,13 +318,24 @@ class ShardedBackend(Backend):
                 "there is nothing to train. The model must leave those that train with requires_grad=True."
             )
         if self._config.trains == "full":
+            # Those of rate 0 as well: other processes, which send or receive weights, know only what the model froze.
             for param in trainable:
                 param.data = param.data.float()
+            self._freeze()
             return 0
         from .adapters import add_lora
 
         targets = names_in(model.spec.lora_targets, self._module, may_be_empty=True)
-        return add_lora(self._module, self._config.lora, default_targets=targets, seed=seed, device=self._device)
+        added = add_lora(self._module, self._config.lora, default_targets=targets, seed=seed, device=self._device)
+        self._freeze()
+        return added
+
+    def _freeze(self) -> None:
+        """Freeze the parameters whose learning rate is scaled by 0."""
+        named = {name: param for name, param in self._module.named_parameters() if param.requires_grad}
+        self._lr_scales = lr_scales_of(self._config.lr_scales, named, module=type(self._module).__name__)
+        for name, scale in self._lr_scales.items():
+            named[name].requires_grad_(scale > 0)
 
     def _quantize(self, model: Model, blocks: Sequence[nn.Module]) -> None:
         ranks, how = self._ranks, self._config.quantize
@@ -400,6 +413,8 @@ class ShardedBackend(Backend):
         return {
             "trains": self._config.trains,
             "lora_alpha": lora.alpha if self._config.trains == "lora" else None,
+            # In their order, which counts.
+            "lr_scales": [list(item) for item in self._config.lr_scales.items()] or None,
             "critic": True if self._critic else None,
             "reference_checksum": self._reference_checksum,
         }
@@ -410,7 +425,9 @@ class ShardedBackend(Backend):
         return self.export_weights(policy="reference", kind="merged").checksum if self._config.reference_copy else None
 
     def _weight_tensors(self) -> dict[str, Tensor]:
-        tensors = {f"weights/{name}": self._view(param.detach()) for name, param in self._params.items()}
+        # Frozen adapters, too, which the base checkpoint does not have.
+        own = {name: param for name, param in self._held.items() if name in self._params or ".lora_" in name}
+        tensors = {f"weights/{name}": self._view(param.detach()) for name, param in own.items()}
         for kind, copy in self._averages().items():
             tensors.update({f"{kind}/{name}": self._view(value) for name, value in copy.values.items()})
         return tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -87,6 +88,15 @@ class ShardedConfig(BackendConfig):
     """Optimizer steps over which the learning rate rises linearly to `lr`, with any schedule."""
     lr_min_ratio: float = limit(0.0, least=0, most=1)
     """Final learning rate as a fraction of `lr`, in [0, 1], for `linear` and `cosine`."""
+    lr_scales: dict[str, float] = limit(dict[str, float](), least=0, hint="It is a factor of `lr`; 0 freezes.")
+    """Learning rates by part of the model: regular expression -> factor of `lr`, over its whole schedule, for the
+    parameters in whose names it is found (`re.search`; `^` and `$` anchor it). Names are those of a checkpoint, such as
+    `blocks.0.up.weight`, and with LoRA `blocks.0.up.lora_A.default.weight`. The first pattern that matches counts; each
+    must be the first for a trainable parameter. Weight decay, `lr` times `weight_decay`, scales with it.
+
+    0 freezes: no gradient, no optimizer state. Weights keep the values of the base checkpoint; adapters keep their
+    initial ones, with which a layer computes what it does without. Gradient norms are those of the rest. The critic is
+    not scaled."""
     ema: AverageConfig = field(default_factory=AverageConfig)
     """Moving average of the weights, used as the policy `ema`."""
     lagged: AverageConfig = field(default_factory=lambda: AverageConfig(every="rollout"))
@@ -138,6 +148,7 @@ class ShardedConfig(BackendConfig):
             lora_targets=tuple(self.lora.targets) if lora else (),
             copies=tuple(copies),
             optimizer_bytes=optimizer_bytes,
+            lr_scales=self.lr_scales,
             shard_ranks=shard,
             row_ranks=self.copies,
             sequence_ranks=sequence,
@@ -148,7 +159,15 @@ class ShardedConfig(BackendConfig):
         )
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """A reference copy that LoRA does not need, and policies or a critic that do not fit the algorithm."""
+        """Invalid patterns, a reference copy that LoRA does not need, and policies or a critic that do not fit the
+        algorithm."""
+        for pattern in self.lr_scales:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                text = f"got {pattern!r}, expected a regular expression; Python reports: {error}. Put a backslash "
+                text += r"before special characters that are meant as they are, as in `blocks\.0\.`."
+                yield Reason(key=f".lr_scales.{pattern}", text=text)
         if self.trains == "lora" and self.reference_copy:
             yield Reason(
                 key=".reference_copy",

@@ -92,6 +92,19 @@ class Optimizer:
         ]
         self._adam_of = {param: adam for adam in self.adams for group in adam.param_groups for param in group["params"]}
 
+    def scale_rates(self, scales: Mapping[str, float]) -> None:
+        """Scale the learning rate of each parameter by its factor, in groups of their own. scales: by name."""
+        scale_of = {param: scales[name] for name, param in self.params.items()}
+        for adam in self.adams:
+            groups: list[dict[str, Any]] = []
+            for group in adam.param_groups:
+                for scale in dict.fromkeys(scale_of[param] for param in group["params"]):
+                    params = [param for param in group["params"] if scale_of[param] == scale]
+                    # A tensor is filled in place, by each group with its own rate.
+                    lr = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
+                    groups.append({**group, "params": params, "lr": lr, "lr_scale": scale})
+            adam.param_groups[:] = groups
+
     def zero_grad(self) -> None:
         for adam in self.adams:
             adam.zero_grad(set_to_none=True)
@@ -128,8 +141,9 @@ class Optimizer:
         seen_norm = grad_norm * clipping
         for adam in self.adams:
             for group in adam.param_groups:
+                own = rate * group.get("lr_scale", 1.0)
                 # torchao keeps a tensor, for which its compiled step is not compiled again.
-                group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+                group["lr"] = group["lr"].fill_(own) if isinstance(group["lr"], Tensor) else own
             adam.step()
         self.num_steps += 1
         self._grow_scale()

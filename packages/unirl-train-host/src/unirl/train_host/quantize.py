@@ -34,7 +34,7 @@ def quantize(
     layers = {
         name: part
         for name, part in module.named_modules()
-        if part in inside and isinstance(part, nn.Linear) and not part.weight.requires_grad
+        if part in inside and isinstance(part, nn.Linear) and not part.weight.requires_grad and ".lora_" not in name
     }
     for name, layer in layers.items():
         weight = layer.weight.detach()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 __all__ = ["Processes", "RewardProcesses", "TrainingMemory", "quantized_bytes"]
@@ -22,6 +23,8 @@ class TrainingMemory:
     checkpoints; the reference, which never changes, is not."""
     optimizer_bytes: float = 8
     """Optimizer state of a trained parameter, in bytes on average: 8 are the two moments of Adam."""
+    lr_scales: Mapping[str, float] = field(default_factory=lambda: dict[str, float]())
+    """Factors of the learning rate by regular expressions on names of parameters; 0 freezes them."""
     shard_ranks: int = 0
     """Ranks that a copy of the weights is sharded over; 0 is all of them."""
     row_ranks: int = 1

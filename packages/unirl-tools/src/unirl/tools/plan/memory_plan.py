@@ -148,7 +148,7 @@ class _Counted:
         # A loss that reads no trajectory chooses its own points.
         points = 1 if stage.algorithm is None else vars(stage.algorithm.config).get("num_points", 1)
         self._train_rows = size.train_rows * points
-        self._elements = size.adapter_elements if self._is_lora else size.trained_elements
+        self._elements = size.adapter_elements if self._is_lora else size.trained_elements - size.frozen_elements
 
     def plan(self, *unread: str) -> MemoryPlan:
         processes = [self._train()]
@@ -197,6 +197,7 @@ class _Counted:
         size, memory = self._size, self._memory
         trained = FP32 * self._elements / self._shards
         others = size.weight_bytes if self._is_lora else size.weight_bytes - size.trained_bytes
+        others += FP32 * size.frozen_elements
         wraps = self._ranks > 1 or bool(memory.compute_dtype)
         items: dict[str, float] = {
             "frozen weights": (others - size.buffer_bytes) / self._shards + size.buffer_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from unirl.core.errors import RecipeError
 from unirl.core.roles import Model, diffusion_model, text_model
 from unirl.core.specs.facts import adapted_layers, names_in
+from unirl.core.specs.lr_scales import lr_scales_of
 from unirl.core.specs.memory import TrainingMemory, quantized_bytes
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, SamplingConfig, TextSamplingConfig
@@ -42,6 +43,8 @@ class ModelSize:
     """Parameters in `weight_bytes` that may train."""
     trained_elements: int
     """Number of parameters that may train."""
+    frozen_elements: int
+    """Of those, parameters that `lr_scales` freezes in full training; they are in fp32, too."""
     adapter_elements: int
     """Number of parameters of LoRA adapters."""
     tuned_tensors: int
@@ -108,6 +111,7 @@ def model_size(
     quantized = _quantized(blocks) if memory.quantized else []
     params = list(module.parameters())
     trained = [param for param in params if param.requires_grad]
+    frozen = [] if memory.lora_rank else _freeze(module, memory.lr_scales)
     in_blocks = {id(param) for block in blocks for param in block.parameters()}
     adapters = [memory.lora_rank * (layer.in_features + layer.out_features) for layer in adapted]
     layers = [memory.lora_rank * max(layer.in_features, layer.out_features) for layer in adapted]
@@ -126,9 +130,10 @@ def model_size(
         weight_bytes=_bytes([*params, *module.buffers()]) - sum(_saved(layer, memory.quantized) for layer in quantized),
         buffer_bytes=_bytes(module.buffers()),
         trained_bytes=_bytes(trained),
-        trained_elements=sum(param.numel() for param in trained),
+        trained_elements=_elements(trained),
+        frozen_elements=_elements(frozen),
         adapter_elements=sum(adapters),
-        tuned_tensors=2 * len(adapters) if memory.lora_rank else len(trained),
+        tuned_tensors=2 * len(adapters) if memory.lora_rank else len(trained) - len(frozen),
         block_elements=max((_elements(block.parameters()) for block in blocks), default=0),
         root_elements=sum(param.numel() for param in params if id(param) not in in_blocks),
         largest_elements=max(layers) if layers else max(param.numel() for param in params),
@@ -321,6 +326,13 @@ def _adapted(model: Model, memory: TrainingMemory) -> list[nn.Linear]:
     may_train = {name: layer.weight.requires_grad for name, layer in layers.items()}
     kinds = {name: type(part).__name__ for name, part in named.items()}
     return [layers[name] for name in adapted_layers(targets, may_train, module=kinds[""], kinds=kinds)]
+
+
+def _freeze(module: nn.Module, patterns: Mapping[str, float]) -> list[Tensor]:
+    """Freeze the parameters whose learning rate is scaled by 0, as backends do, and return them."""
+    named = {name: param for name, param in module.named_parameters() if param.requires_grad}
+    scales = lr_scales_of(patterns, named, module=type(module).__name__)
+    return [param.requires_grad_(False) for name, param in named.items() if scales[name] == 0]
 
 
 def _quantized(blocks: Sequence[nn.Module]) -> list[nn.Linear]:

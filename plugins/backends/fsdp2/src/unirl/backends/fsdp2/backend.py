@@ -82,7 +82,7 @@ class Fsdp2Backend(ShardedBackend):
         # Adapters are cast without it. A critic is a copy of the model in fp32.
         is_cast = all(
             param.dtype is DTYPES[config.mixed_precision]
-            for param in self._module.parameters()
-            if param.is_floating_point() and not param.requires_grad
+            for name, param in self._module.named_parameters()
+            if param.is_floating_point() and not param.requires_grad and ".lora_" not in name
         )
         return config.trains == "full" or config.critic.lr is not None or not is_cast
