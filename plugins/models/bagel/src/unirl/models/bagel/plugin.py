@@ -1,0 +1,44 @@
+"""BAGEL: tracks `text` and `image` of one sequence, from text and, if there are any, from source images."""
+
+from __future__ import annotations
+
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap
+from unirl.core.specs.spec import Miniature, ModelSpec
+
+__all__ = ["SPEC", "unirl_models"]
+
+_LAST = "language_model.model.layers.1.self_attn"
+
+SPEC = ModelSpec(
+    name="bagel",
+    summary="BAGEL, which writes and draws: text, images and editing by one model, from its published layout",
+    build="unirl.models.bagel.model:build",
+    config="unirl.models.bagel.config:BagelConfig",
+    capabilities={Cap.LATENT_STAGE, Cap.TEXT_STAGE, Cap.LORA, Cap.GUIDANCE, Cap.CONDITIONS, Cap.LAZY_BUILD},
+    tracks={"text": "text", "image": "latent"},
+    inputs={"text": {"source": "takes"}, "image": {"source": "takes"}},
+    continues=frozenset({"text", "image"}),
+    options={
+        "text": "unirl.models.bagel.config:TextOptions",
+        "image": "unirl.models.bagel.config:ImageOptions",
+    },
+    trainable="transformer",
+    lora_targets=tuple(f"{name}_proj{expert}" for expert in ("", "_moe_gen") for name in "qkvo"),
+    wrap_blocks=("MixtureLayer",),
+    tiny=Miniature(
+        write="unirl.models.bagel.tiny:write",
+        media="unirl.models.bagel.tiny:media",
+        sampling={"height": 64, "width": 64, "max_new_tokens": 8},
+        # Two layers with four projections of each expert.
+        lora_layers=16,
+        # An image takes nothing from the text's own outputs of the last layer.
+        idle_layers=(f"{_LAST}.q_proj", f"{_LAST}.o_proj"),
+        wrap_blocks=2,
+    ),
+)
+
+
+@hookimpl
+def unirl_models() -> list[ModelSpec]:
+    return [SPEC]
