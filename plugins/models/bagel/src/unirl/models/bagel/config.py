@@ -98,20 +98,20 @@ def image_sizes(settings: Mapping[str, Any]) -> Sizes:
 
 def _other_starts(plan: Plan, stage: Stage) -> Iterator[Reason]:
     """Settings by which a stage's sequence begins otherwise than that of a text of the model which it continues."""
-    own = _start(stage)
     for other in plan.ancestors(stage):
         if other.kind != "text" or other.learner.name != stage.learner.name or not stage.continues:
             continue
-        for key, theirs in _start(other).items():
-            if own[key] != theirs:
-                text = f"got {own[key]!r}, expected {theirs!r}, that of stage {other.name!r}, which it continues from."
+        for (key, own), (_, theirs) in zip(_start(stage), _start(other), strict=True):
+            if own != theirs:
+                text = f"got {own!r}, expected {theirs!r}, that of stage {other.name!r}, which it continues from."
                 yield Reason(key=f"sampling.{key}", text=text)
 
 
-def _start(stage: Stage) -> dict[str, Any]:
+def _start(stage: Stage) -> tuple[tuple[str, Any], ...]:
+    """Keys and values of the settings that the beginning of a sequence depends on."""
     sampling = stage.sampling
     if isinstance(sampling, TextSamplingConfig):
         sources = sampling.options.get("sources", "all")
-        return {"chat": sampling.chat, "system_prompt": sampling.system_prompt, "options.sources": sources}
+        return ("chat", sampling.chat), ("system_prompt", sampling.system_prompt), ("options.sources", sources)
     prompt = sampling.options.get("system_prompt", "")
-    return {"chat": True, "system_prompt": prompt, "options.sources": "all"}
+    return ("chat", True), ("options.system_prompt", prompt), ("options.sources", "all")

@@ -155,10 +155,12 @@ class MixtureLayer(nn.Module):
         rotary: Kept,
         mask: Tensor | None,
         past_key_values: Kept | None = None,
-    ) -> tuple[Parts, Kept]:
+        keeps: bool = False,
+    ) -> tuple[Parts, Kept | None]:
+        """keeps: whether to return keys and values too."""
         attended, kept = self.self_attn(_each(self, "input_layernorm", parts), places, rotary, mask, past_key_values)
         parts = _sum(parts, attended)
-        return _sum(parts, _each(self, "mlp", _each(self, "post_attention_layernorm", parts))), kept
+        return _sum(parts, _each(self, "mlp", _each(self, "post_attention_layernorm", parts))), kept if keeps else None
 
 
 class _Decoder(nn.Module):
@@ -256,15 +258,14 @@ class Bagel(nn.Module):
         """
         parts, places = self._embedded(tokens, images or {})
         decoder = self.language_model.model
-        mask = _mask(keep, blocks)
         # Without images and with the padding at the end nothing but causality is left to mask.
-        is_plain = mode in ("log_probs", "hidden") and not images
+        mask = None if mode in ("log_probs", "hidden") and not images else _mask(keep, blocks)
         rotary = self._rotary(positions)
         kept: list[Kept] = []
         for number, layer in enumerate(decoder.layers):
             past = None if cache is None else cache[number]
-            parts, pair = layer(parts, places, rotary, None if is_plain else mask, past_key_values=past)
-            if mode == "logits":
+            parts, pair = layer(parts, places, rotary, mask, past_key_values=past, keeps=mode == "logits")
+            if pair is not None:
                 kept.append(pair)
         if mode == "velocity":
             return self.llm2vae(decoder.norm_moe_gen(parts[1].index_select(0, _given(index))))
