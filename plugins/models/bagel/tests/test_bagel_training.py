@@ -52,14 +52,14 @@ def plain(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[M
 
 
 def test_a_plan_and_its_image_train_in_one_step_at_ratio_1(plain: list[Mapping[str, Any]]) -> None:
-    """From source images of different sizes, in micro-batches of other rows than those of rollouts: rounding of a
-    forward alone, in log-probs of tokens and in means over the elements of a latent."""
+    """From source images of different sizes. The first ratio is that of two forwards of the same batch: exactly 1. The
+    rollout had other batches, and a cache: rounding of a forward, in log-probs of some nats."""
     assert len(plain) == 2
     for step in plain:
         for track in ("plan", "image"):
-            assert step[f"{track}/ratio_max_dev_first"] <= 1e-5
+            assert step[f"{track}/ratio_max_dev_first"] == 0
             assert step[f"{track}/logp_mismatch_max"] <= 1e-5
-        assert step["grad_norm"] > 0
+            assert step[f"{track}/grad_norm"] > 0 and step[f"{track}/ratio_max_dev"] > 0
 
 
 def test_a_sharded_model_trains_as_a_plain_one(
@@ -69,9 +69,10 @@ def test_a_sharded_model_trains_as_a_plain_one(
     monkeypatch.chdir(tmp_path)
     sharded = run(tmp_path, tiny_folder, *SMALL, "backend.trains=full", "backend.shard=always")
     for mine, its in zip(sharded, plain, strict=True):
-        for name in ("grad_norm", "plan/ratio_max_dev_first", "image/ratio_max_dev_first", "image/reward_mean"):
-            # The same operations on the same numbers.
-            assert mine[name] == pytest.approx(its[name], rel=1e-6, abs=1e-7), name
+        # The same operations on the same numbers.
+        assert {name: value for name, value in mine.items() if not name.startswith("perf/")} == {
+            name: value for name, value in its.items() if not name.startswith("perf/")
+        }
 
 
 def test_images_alone_train_with_adapters_and_are_guided_by_text_and_sources(
