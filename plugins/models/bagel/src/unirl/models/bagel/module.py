@@ -279,10 +279,11 @@ class Bagel(nn.Module):
         vocab = self.sizes.vocab
         text = self.language_model.model.embed_tokens(tokens.masked_fill(tokens >= vocab, 0)).flatten(0, 1)
         flat = tokens.flatten()
-        if len(features := images.get("features", ())):
+        features, latents = images.get("features"), images.get("latents")
+        if features is not None and len(features):
             seen = self.connector(features.to(text.dtype)) + self.vit_pos_embed.pos_embed[images["feature_places"]]
             text = text.index_copy(0, (flat == vocab + 1).nonzero()[:, 0], seen.to(text.dtype))
-        if not len(latents := images.get("latents", ())):
+        if latents is None or not len(latents):
             return (text,), _Places(len(tokens), ())
         times = self.time_embedder(images["timesteps"])[images["levels"]]
         places = self.latent_pos_embed.pos_embed[images["latent_places"]]

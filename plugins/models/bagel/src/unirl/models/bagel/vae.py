@@ -1,5 +1,5 @@
-# diffusers exports its classes lazily, which pyright cannot see.
-# pyright: reportPrivateImportUsage=false
+# diffusers exports its classes lazily, and annotates arguments with less than it takes.
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false
 """BAGEL's VAE, that of FLUX.1, through diffusers: `ae.safetensors` names tensors as its authors do."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from diffusers import AutoencoderKL
@@ -66,7 +67,7 @@ def load_vae(file: Path, *, dtype: torch.dtype) -> AutoencoderKL:
         raise RecipeError(
             f"model.path: {str(file)!r} is not an autoencoder in FLUX.1's names: {error}. Fetch it again."
         ) from error
-    levels = len(vae.config.block_out_channels)
+    levels = len(cast(Any, vae.config).block_out_channels)
     names = {published_name(name, levels=levels): name for name in vae.state_dict()}
     if names.keys() != tensors.keys():
         lacks, unknown = sorted(names.keys() - tensors.keys()), sorted(tensors.keys() - names.keys())

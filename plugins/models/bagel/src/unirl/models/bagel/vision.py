@@ -14,7 +14,7 @@ __all__ = ["Vision", "grid_places", "vision_config"]
 
 
 def vision_config(settings: Mapping[str, Any]) -> SiglipVisionConfig:
-    """Settings of vit_config.json. The checkpoint has one layer fewer than they say, and no pooling head."""
+    """Settings in vit_config.json. The checkpoint has one layer fewer than they say, and no pooling head."""
     config = SiglipVisionConfig(**{**settings, "num_hidden_layers": settings["num_hidden_layers"] - 1})
     config._attn_implementation = "sdpa"
     return config
@@ -26,21 +26,21 @@ def grid_places(height: int, width: int, *, side: int) -> Tensor:
 
 
 class _Embeddings(nn.Module):
-    def __init__(self, config: SiglipVisionConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.patch_embedding = nn.Linear(config.num_channels * config.patch_size**2, config.hidden_size)
         self.position_embedding = nn.Embedding((config.image_size // config.patch_size) ** 2, config.hidden_size)
 
 
 class _Transformer(nn.Module):
-    def __init__(self, config: SiglipVisionConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.embeddings, self.encoder = _Embeddings(config), SiglipEncoder(config)
         self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
 
 class _Holder(nn.Module):
-    def __init__(self, config: SiglipVisionConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.vision_model = _Transformer(config)
 
@@ -49,16 +49,17 @@ class Vision(nn.Module):
     _keys_to_ignore_on_load_unexpected: ClassVar[tuple[str, ...]] = (r"^(?!vit_model\.)",)
     """Tensors of the checkpoint that `module.Bagel` loads."""
 
-    def __init__(self, config: SiglipVisionConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
-        self.patch, self.side = config.patch_size, config.image_size // config.patch_size
+        self.patch: int = config.patch_size
+        self.side: int = config.image_size // config.patch_size
         self.vit_model = _Holder(config)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[n, V] of an image [1, 3, H, W] in [-1, 1], whose sides are multiples of the patch: its patches row by row,
         all of which see each other."""
         model, patch = self.vit_model.vision_model, self.patch
-        height, width = (size // patch for size in pixels.shape[2:])
+        height, width = pixels.shape[2] // patch, pixels.shape[3] // patch
         # Numbers of a patch in the order row, column, channel.
         patches = pixels[0].unflatten(2, (width, patch)).unflatten(1, (height, patch))
         flat = patches.permute(1, 3, 2, 4, 0).reshape(height * width, -1)
