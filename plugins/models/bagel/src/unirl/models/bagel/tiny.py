@@ -54,7 +54,7 @@ def write(folder: Path, *, seed: int) -> None:
         "num_key_value_heads": 2,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e4,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": 4096,
         "hidden_act": "silu",
         "model_type": "qwen2",
     }
