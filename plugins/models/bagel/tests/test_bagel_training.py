@@ -97,3 +97,11 @@ def test_stages_whose_sequences_begin_differently_are_refused(tiny_folder: Path)
     catalog = Catalog.discover()
     with pytest.raises(PlanRejected, match=r"sampling\.image\.options\.system_prompt: got 'Plan .*, expected 'other'"):
         train(compose("bagel/unigrpo", words, catalog=catalog), catalog=catalog)
+
+
+def test_a_critic_of_denoise_steps_is_refused(tiny_folder: Path) -> None:
+    """Backends choose the kind of a critic by the model, which has tracks of both."""
+    words = [f"model.path={tiny_folder}", "data.train=prompts.jsonl", "algorithm=flow-ppo", "backend.critic.lr=1e-4"]
+    catalog = Catalog.discover()
+    with pytest.raises(PlanRejected, match=r"algorithm: got 'flow-ppo', which trains a critic of denoise steps"):
+        train(compose("bagel/flow-grpo", words, catalog=catalog), catalog=catalog)

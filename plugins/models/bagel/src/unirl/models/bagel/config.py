@@ -53,6 +53,12 @@ class BagelConfig(PartConfig):
         if plan is None or stage is None:
             return
         yield from _other_starts(plan, stage)
+        if stage.algorithm is not None and stage.kind == "latent" and stage.needs.critic:
+            text = (
+                f"got {stage.algorithm.name!r}, which trains a critic of denoise steps; backends build one of tokens "
+            )
+            text += "for model 'bagel', which also writes. Use an algorithm without a critic, such as flow-grpo."
+            yield Reason(key=stage.algorithm.key, text=text)
         folder = Path(self.path).expanduser()
         if not isinstance(stage.sampling, LatentSamplingConfig) or not folder.is_dir():
             return
