@@ -46,13 +46,17 @@ class BagelConfig(PartConfig):
     rounding_only = ("decode_batch", "logits_chunk")
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """Sizes that the checkpoint does not generate, and stages that would not continue from each other."""
+        """Sizes that the checkpoint does not generate, engines and critics that cannot run it, and stages that would not
+        continue from each other."""
         yield from super().problems(plan, stage)
         yield from checkpoint_problems(self.path)
         yield from lora_problems(self, plan, stage, projection="lm_head")
         if plan is None or stage is None:
             return
         yield from _other_starts(plan, stage)
+        if not stage.engine.spec.reads_weights:
+            text = f"got {stage.engine.name!r}, which loads checkpoints itself, and none in BAGEL's layout. "
+            yield Reason(key=stage.engine.key, text=f"{text}Use trainside.")
         if stage.algorithm is not None and stage.kind == "latent" and stage.needs.critic:
             text = (
                 f"got {stage.algorithm.name!r}, which trains a critic of denoise steps; backends build one of tokens "
