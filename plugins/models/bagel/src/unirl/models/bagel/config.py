@@ -46,8 +46,8 @@ class BagelConfig(PartConfig):
     rounding_only = ("decode_batch", "logits_chunk")
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """Sizes that the checkpoint does not generate, engines and critics that cannot run it, and stages that would not
-        continue from each other."""
+        """Sizes that the checkpoint does not generate, engines and critics that cannot run it, and stages that would
+        not continue from each other."""
         yield from super().problems(plan, stage)
         yield from checkpoint_problems(self.path)
         yield from lora_problems(self, plan, stage, projection="lm_head")
