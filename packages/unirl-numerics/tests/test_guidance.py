@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 from unirl.core.limits import limit
+from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs, Turn
 from unirl.numerics.diffusion.guidance import Cfg, Guidance, guided_velocity, make_guidance
 
 CONDITIONS = {"text": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
@@ -161,6 +163,58 @@ def test_the_scale_depends_on_the_sigma_of_each_row(name, options, scales):
     off = torch.tensor(scales) == 1.0
     assert torch.equal(result[off], positive[off])
     assert guidance.num_forwards == 2
+
+
+@pytest.mark.parametrize("renorm", ["none", "global", "channel", "text-channel"])
+@pytest.mark.parametrize(("scale", "image_scale"), [(4.0, 1.5), (4.0, 1.0), (1.0, 1.5)])
+@pytest.mark.parametrize("shape", [(3, 2, 4, 5), (3, 5, 2)])
+def test_text_and_images_guide_with_a_scale_each(renorm, scale, image_scale, shape):
+    """Each row by itself, in fp64; the first is above the interval, and the last so large that a norm over rows would
+    show. Channels: dim 1 of four dims, the last of three."""
+    generator = torch.Generator().manual_seed(3)
+    v, text, image = (torch.randn(shape, generator=generator) for _ in range(3))
+    for one in (v, text, image):
+        one[2] *= 100
+    options = {"image_scale": image_scale, "renorm": renorm, "renorm_least": 0.3, "low": 0.4, "high": 0.9}
+    guidance = make_guidance("text-image", scale=scale, **options)
+    expected_branches = ["positive", *(["negative"] if scale != 1 else []), *(["no-image"] if image_scale != 1 else [])]
+    assert list(guidance.branches) == expected_branches
+    result = guided_velocity(
+        lambda _x, _sigma, conditions: conditions["v"],
+        torch.zeros_like(v),
+        torch.tensor([1.0, 0.9, 0.5]),
+        conditions={"positive": {"v": v}, "negative": {"v": text}, "no-image": {"v": image}},
+        guidance=guidance,
+    )
+    assert torch.equal(result[0], v[0])
+    for row in (1, 2):
+        p, n, i = (one[row].double() for one in (v, text, image))
+        channel = 0 if len(shape) == 4 else -1
+
+        def factor(w, dim, p=p):
+            norms = (p.square().sum(dim, keepdim=True) / w.square().sum(dim, keepdim=True)).sqrt()
+            return norms.clamp(0.3, 1)
+
+        w = n + scale * (p - n)
+        if renorm == "text-channel":
+            w = w * factor(w, channel)
+        w = i + image_scale * (w - i)
+        if renorm == "channel":
+            w = w * factor(w, channel)
+        if renorm == "global":
+            w = w * factor(w, tuple(range(p.ndim)))
+        # fp32 sums of numbers up to some hundred.
+        torch.testing.assert_close(result[row].double(), w, rtol=1e-5, atol=1e-6 * float(w.abs().max()))
+
+
+def test_the_branch_without_images_keeps_the_text_and_neither_has_turns():
+    media, turns = (MediaRef(modality="image", role="source", uri="a.png"),), (Turn(stage="plan", tokens=(1,)),)
+    inputs = Inputs(ids=("a",), prompts=("red",), texts=("red",), media=(media,), turns=(turns,))
+    guidance = make_guidance("text-image", scale=4.0, image_scale=2.0)
+    without = {branch: guidance.inputs(branch, inputs, negative_prompt="") for branch in guidance.branches}
+    assert without["positive"] is inputs
+    assert (without["negative"].texts, without["negative"].media, without["negative"].turns) == (("",), (media,), None)
+    assert (without["no-image"].texts, without["no-image"].media, without["no-image"].turns) == (("red",), ((),), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import copy
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -150,13 +151,23 @@ class PartFactory:
 
     def sampling(self, found: Found, **settings: object) -> LatentSamplingConfig:
         """Sampling settings of latents that the model's miniature takes, with `settings` laid over them."""
-        laid = {"num_inference_steps": 4, **self.miniature(found).sampling, **settings}
+        laid = {"num_inference_steps": 4, **self._of_miniature(found, other=TextSamplingConfig), **settings}
         return cast(LatentSamplingConfig, self._filled(LatentSamplingConfig, laid))
 
     def text_sampling(self, found: Found, **settings: object) -> TextSamplingConfig:
         """Sampling settings of text that the model's miniature takes, with `settings` laid over them."""
-        laid = {"max_new_tokens": 8, **self.miniature(found).sampling, **settings}
+        laid = {"max_new_tokens": 8, **self._of_miniature(found, other=LatentSamplingConfig), **settings}
         return cast(TextSamplingConfig, self._filled(TextSamplingConfig, laid))
+
+    def _of_miniature(self, found: Found, *, other: type[Any]) -> dict[str, Any]:
+        """Settings that the model's miniature takes, of a model with tracks of both kinds without those that only
+        `other` has."""
+        settings, tracks = self.miniature(found).sampling, cast(ModelSpec, found.spec).tracks
+        if len(set(tracks.values())) == 1:
+            return dict(settings)
+        mine = LatentSamplingConfig if other is TextSamplingConfig else TextSamplingConfig
+        left = {field.name for field in fields(other)} - {field.name for field in fields(mine)}
+        return {key: value for key, value in settings.items() if key.partition(".")[0] not in left}
 
     def _filled(self, schema: type[Any], settings: Mapping[str, Any]) -> Any:
         """The dataclass with its defaults and these settings by dotted key, checked. A copy of the caller's own."""

@@ -140,7 +140,8 @@ def _guided(
 ) -> Tensor:
     """Classifier-free guidance, arXiv 2207.12598; `norm-corrected` gives it the norm of the conditional velocity over
     the channels: dim 1, or the last of packed latents [B, tokens, C]; `interval` and `two-scale` have a scale for each
-    sigma; the guidance of `samplers` has three branches."""
+    sigma; `text-image`, here without images, scales down to the norm of the whole conditional velocity; the guidance of
+    `samplers` has three branches."""
     at = torch.full((x.shape[0],), sigma, dtype=torch.float32, device=x.device)
     mode, scale, options = sampling.guidance_mode, sampling.guidance_scale, sampling.guidance_options
     with torch.no_grad():
@@ -160,6 +161,10 @@ def _guided(
         dim = -1 if x.ndim == 3 else 1
         norm = guided.norm(dim=dim, keepdim=True).clamp_min(1e-30)
         guided = guided * v["positive"].norm(dim=dim, keepdim=True) / norm
+    if mode == "text-image":
+        dims = tuple(range(1, x.ndim))
+        norms = [torch.linalg.vector_norm(one, dim=dims, keepdim=True) for one in (v["positive"], guided)]
+        guided = guided * (norms[0] / norms[1]).clamp(max=1)
     return guided
 
 

@@ -162,7 +162,8 @@ def test_log_probs_under_guidance_are_those_of_the_replay(case: LatentEngineCase
 @claim("engine", proves=Cap.GUIDANCE, needs={"model": (Cap.GUIDANCE,)})
 def test_guidance_and_its_mode_are_honoured(case: LatentEngineCase) -> None:
     """Scale and mode of guidance are echoed, and the steps are those of the guided velocity: v- + scale (v+ - v-), in
-    `norm-corrected` with the norm of v+; `interval` and `two-scale` take a scale for each sigma.
+    `norm-corrected` with the norm of v+; `interval` and `two-scale` take a scale for each sigma; `text-image`
+    scales down to the norm of v+.
 
     If it fails: look for a scale of the engine's own (diffusers pipelines have one), a conditional and an unconditional
     half that are swapped, or a mode that is ignored; a mode other than `batched` that it cannot do must be rejected

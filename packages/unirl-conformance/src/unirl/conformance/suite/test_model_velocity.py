@@ -81,6 +81,9 @@ def test_velocity_follows_every_condition(case: LatentModelCase) -> None:
         for name, value in conditions.items():
             # Rows of any shape are a tuple.
             rows = list(value)
+            # What media give is empty for prompts without any.
+            if not any(row.numel() for row in rows):
+                continue
             others = [*rows[-1:], *rows[:-1]]
             if all(map(torch.equal, others, rows)):
                 if not rows[0].is_floating_point():

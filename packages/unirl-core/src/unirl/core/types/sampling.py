@@ -149,7 +149,8 @@ class LatentSamplingConfig:
     guidance_scale: float = 1.0
     """Scale of classifier-free guidance; 1 disables it and needs no negative prompt."""
     guidance_mode: str = "batched"
-    """Guidance: `batched`, `two-pass`, `norm-corrected`, `interval`, `two-scale`, or `module:Class` of a plugin."""
+    """Guidance: `batched`, `two-pass`, `norm-corrected`, `interval`, `two-scale`, `text-image`, or `module:Class` of a
+    plugin."""
     guidance_options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Further arguments of the guidance, such as `scale_low: 3.0` for two-scale."""
     negative_prompt: str = ""

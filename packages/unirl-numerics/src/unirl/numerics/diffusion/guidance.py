@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from unirl.core.limits import limit
+from unirl.core.limits import limit, one_of
 from unirl.core.types.array import Ragged
 from unirl.core.types.batch import join
 from unirl.core.types.inputs import Inputs
@@ -30,6 +30,7 @@ __all__ = [
     "Guidance",
     "IntervalCfg",
     "NormCorrectedCfg",
+    "TextImageCfg",
     "TwoScaleCfg",
     "Velocity",
     "guided_velocity",
@@ -152,10 +153,7 @@ class NormCorrectedCfg(Cfg):
         if not self.is_on:
             return combined
         dim = -1 if combined.ndim == 3 else 1
-        target, norm = _norm(velocities["positive"], dim), _norm(combined, dim)
-        # A combination of norm 0 stays 0, with gradient 0, instead of becoming NaN.
-        is_zero = norm == 0
-        return combined * torch.where(is_zero, 0.0, target / torch.where(is_zero, 1.0, norm))
+        return combined * _norm_ratio(velocities["positive"], combined, (dim,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,12 +198,63 @@ class TwoScaleCfg(Cfg):
         return torch.where(sigma >= self.boundary, torch.full_like(sigma, self.scale), self.scale_low)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextImageCfg(IntervalCfg):
+    """Classifier-free guidance by the text and then by the source images, each with a scale, where low < sigma <= high;
+    the positive velocity elsewhere: w = v_neg + scale (v - v_neg), then w = v_img + image_scale (w - v_img).
+
+    The branch `negative` has `negative_prompt` in place of the text and keeps the images; `no-image` keeps the text;
+    neither has turns. A scale of 1 leaves its branch out. Source: inference code of BAGEL, arXiv 2505.14683.
+    """
+
+    image_scale: float = limit(1.0, least=0)
+    """Strength of the source images."""
+    renorm: str = one_of("none", "global", "channel", "text-channel", default="global")
+    """Norm of the positive velocity that the result is scaled down to: over a whole row, over the channels at each
+    place, or over these before the images are guided by."""
+    renorm_least: float = limit(0.0, least=0, most=1)
+    """Smallest factor of that scaling."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.scale != 1.0 or self.image_scale != 1.0
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        scales = {"negative": self.scale, "no-image": self.image_scale}
+        return ("positive", *(branch for branch, scale in scales.items() if scale != 1.0))
+
+    def inputs(self, branch: str, inputs: Inputs, *, negative_prompt: str) -> Inputs:
+        if branch == "no-image":
+            return replace(inputs, media=((),) * inputs.num_rows, turns=None)
+        return super().inputs(branch, inputs, negative_prompt=negative_prompt)
+
+    def combine(self, velocities: Mapping[str, Tensor], sigma: Tensor) -> Tensor:
+        positive = guided = velocities["positive"]
+        channels = (-1 if positive.ndim == 3 else 1,)
+        if "negative" in velocities:
+            guided = velocities["negative"] + self.scale * (guided - velocities["negative"])
+        if self.renorm == "text-channel":
+            guided = guided * self._factor(positive, guided, channels)
+        if "no-image" in velocities:
+            guided = velocities["no-image"] + self.image_scale * (guided - velocities["no-image"])
+        if self.renorm in ("global", "channel"):
+            dims = channels if self.renorm == "channel" else tuple(range(1, positive.ndim))
+            guided = guided * self._factor(positive, guided, dims)
+        is_inside = ((sigma > self.low) & (sigma <= self.high)).view(-1, *(1,) * (positive.ndim - 1))
+        return torch.where(is_inside, guided, positive)
+
+    def _factor(self, positive: Tensor, guided: Tensor, dims: tuple[int, ...]) -> Tensor:
+        return _norm_ratio(positive, guided, dims).clamp(self.renorm_least, 1.0)
+
+
 GUIDANCES: Mapping[str, type[Guidance]] = {
     "batched": BatchedCfg,
     "two-pass": Cfg,
     "norm-corrected": NormCorrectedCfg,
     "interval": IntervalCfg,
     "two-scale": TwoScaleCfg,
+    "text-image": TextImageCfg,
 }
 """Short name -> guidance."""
 NO_GUIDANCE = BatchedCfg()
@@ -289,8 +338,15 @@ def _shape(value: Ragged) -> list[Any]:
     return [len(value), "ragged"] if isinstance(value, tuple) else list(value.shape)
 
 
-def _norm(x: Tensor, dim: int) -> Tensor:
-    """The Euclidean norm over `dim`, which is kept.  At 0, where it has no derivative, its gradient is 0, not NaN."""
-    squares = x.square().sum(dim=dim, keepdim=True)
+def _norm_ratio(target: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Norms of target / norms of x over `dims`, which are kept. For norm 0 of x it is 0, with gradient 0, not NaN."""
+    norm = _norm(x, dims)
+    is_zero = norm == 0
+    return torch.where(is_zero, 0.0, _norm(target, dims) / torch.where(is_zero, 1.0, norm))
+
+
+def _norm(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The Euclidean norm over `dims`, which are kept.  At 0, where it has no derivative, its gradient is 0, not NaN."""
+    squares = x.square().sum(dim=dims, keepdim=True)
     is_zero = squares == 0
     return torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, squares).sqrt())

@@ -35,7 +35,7 @@ SPEC = EngineSpec(
     },
     # Not ddim-eta: its sigmas are noise-to-signal ratios of DDPM models; these models predict velocities.
     kernels=("flow-sde", "dance-sde", "cps", "euler", "dpm2"),
-    guidances=("batched", "two-pass", "norm-corrected", "interval", "two-scale"),
+    guidances=("batched", "two-pass", "norm-corrected", "interval", "two-scale", "text-image"),
 )
 
 
