@@ -144,5 +144,5 @@ def test_models_without_a_bridge_are_refused(name: str) -> None:
     for spec in latent:
         verdict = match_pair(model=spec, engine=ENGINES[name])
         assert verdict.accepted is (name in spec.bridges)
-        assert verdict.accepted or f"model {spec.name!r} has none for it" in str(verdict.reasons[0])
+        assert verdict.accepted or f"model {spec.name!r}" in str(verdict.reasons[0])
     assert any(name in spec.bridges for spec in latent)
