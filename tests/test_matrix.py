@@ -32,11 +32,11 @@ def test_the_matrix_is_written_from_the_published_run(published: Report) -> None
     assert (FOLDER / "MATRIX.md").read_text(encoding="utf-8") == matrix_md(published), AGAIN
 
 
-def test_the_published_files_are_small_and_the_matrix_fits_on_three_screens(published: Report) -> None:
+def test_the_published_files_are_small_and_the_matrix_fits_on_four_screens(published: Report) -> None:
     assert (FOLDER / "conformance.json").read_text(encoding="utf-8") == to_json(published), AGAIN
     assert (FOLDER / "conformance.json").stat().st_size < 1_500_000
     lines = (FOLDER / "MATRIX.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 150
+    assert len(lines) <= 200
     blocks = "\n".join(lines).split("```")[1::2]
     assert blocks and all(len(line) <= 120 for block in blocks for line in block.splitlines())
     for engine in {subject.names["engine"] for subject in published.subjects if subject.kind == "engine"}:

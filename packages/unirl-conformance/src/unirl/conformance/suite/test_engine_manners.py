@@ -56,8 +56,8 @@ def test_dropout_is_off_while_sampling(case: EngineCase) -> None:
 @claim("engine", track="any")
 def test_any_stage_of_its_kind_is_generated_and_another_kind_refused(case: EngineCase) -> None:
     """A track is called what its stage is called, whatever the model's spec names it. A request for text from a model
-    of latents, or the other way round, is rejected by an error that names the track, and the engine still works
-    afterwards.
+    of latents alone, or the other way round, is rejected by an error that names the track, and the engine still
+    works afterwards.
 
     If it fails: look at the kind of `params`, not at the name, and compare it with `model.spec.tracks` before anything
     is generated.
@@ -66,6 +66,8 @@ def test_any_stage_of_its_kind_is_generated_and_another_kind_refused(case: Engin
     request = case.plain_request(model)
     with case.engine(model) as engine:
         case.sample(engine, dataclasses.replace(request, track="a stage"))
+    if len(set(model.spec.tracks.values())) > 1:
+        return  # the other kind is one of its own
     _refuses(
         case, dataclasses.replace(request, track="another", params=params_of_another_kind(request)), naming="another"
     )
