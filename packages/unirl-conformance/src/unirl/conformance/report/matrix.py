@@ -1,4 +1,4 @@
-"""MATRIX.md: the results on three screens, for terminals and code hosts; a function only of the report."""
+"""MATRIX.md: the results on four screens, for terminals and code hosts; a function only of the report."""
 
 from __future__ import annotations
 
