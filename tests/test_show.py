@@ -127,7 +127,9 @@ def test_a_sample_has_its_ancestors_with_tokens_steps_and_scores(
     # The file is that of the index, and shows an image of the recipe's size.
     lines = [json.loads(line) for line in (joint / "media" / "index.jsonl").read_text().splitlines()]
     (file,) = (one["file"] for line in lines for one in line["samples"] if one["sample"] == name)
-    assert last["media"] == f"media/{file}" and Image.open(joint / last["media"]).size == (64, 64)
+    assert last["media"] == f"media/{file}"
+    with Image.open(joint / last["media"]) as picture:
+        assert picture.size == (64, 64)
     children = json.loads(shown(capsys, joint, "--sample", first["sample"], "--json"))["children"]
     assert name in [child["sample"] for child in children] and len(children) == 2
 
