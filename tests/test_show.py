@@ -217,6 +217,10 @@ def test_what_is_not_there_gets_one_clear_error(
     error = refused(capsys, copy)
     assert f"{file}: these samples cannot be read" in error and "format 2 was found" in error
     assert "The run was made with unirl-model-qwen3 " in error
+    file.write_bytes(content)
+    started, *others = (copy / "events.jsonl").read_text().splitlines()
+    (copy / "events.jsonl").write_text("\n".join([started.replace('"name":"rewrite"', '"name":3', 1), *others]))
+    assert "stages[0].name: got 3, expected a text" in refused(capsys, copy, "--stage", "rewrite")
     shutil.rmtree(copy / "samples")
     lines = (copy / "events.jsonl").read_text().replace('"media_every":1', '"media_every":0')
     (copy / "events.jsonl").write_text(lines)

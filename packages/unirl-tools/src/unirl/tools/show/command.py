@@ -51,7 +51,31 @@ def command(
     Lists the samples of a step; with --sample, shows one of them and its ancestors up to the prompt. The samples of
     every run.media_every-th step are saved.
     """
-    from unirl.core.cli.output import print_json
+    from unirl.core.errors import RunFolderError
+
+    try:
+        text = _shown(
+            run, sample=sample, step=step, stage=stage, sort=sort, limit=limit, tokens=tokens, as_json=as_json
+        )
+    except ValueError as error:
+        # Events come from other machines and other people.
+        raise RunFolderError(f"{run}: it cannot be read as a run: {error}") from error
+    click.echo(text, nl=False)
+
+
+def _shown(
+    run: Path,
+    *,
+    sample: str | None,
+    step: int | None,
+    stage: str | None,
+    sort: str,
+    limit: int,
+    tokens: int,
+    as_json: bool,
+) -> str:
+    """What the command prints. Raises ValueError for events that are not those of a run."""
+    from unirl.core.strict_json import strict_json
 
     from .facts import sample_facts
     from .listing import step_lists
@@ -61,16 +85,9 @@ def command(
     saved = open_run(run)
     if sample is not None:
         facts = sample_facts(saved, *saved.sample(sample))
-        if as_json:
-            print_json(facts)
-        else:
-            click.echo(sample_text(facts, tokens=tokens), nl=False)
-        return
+        return strict_json(facts, indent=2, ensure_ascii=False) + "\n" if as_json else sample_text(facts, tokens=tokens)
     lists = step_lists(saved, saved.samples(saved.chosen_step(step)), stage=stage, sort=sort)
     if as_json:
-        print_json(lists)
-        return
-    click.echo(f"saved steps: {saved.listed_steps}\n")
-    for each in lists:
-        click.echo(list_text(each, sort=sort, limit=limit))
-    click.echo(f"unirl show {run} --sample ID shows one of them.")
+        return strict_json(lists, indent=2, ensure_ascii=False) + "\n"
+    tables = "\n".join(list_text(each, sort=sort, limit=limit) for each in lists)
+    return f"saved steps: {saved.listed_steps}\n\n{tables}\nunirl show {run} --sample ID shows one of them.\n"

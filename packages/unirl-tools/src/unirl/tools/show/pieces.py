@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unirl.core.errors import RecipeError
+from unirl.core.errors import RecipeError, RunFolderError
 from unirl.core.observe.recorded import Recorded
 
 from .saved_run import SavedRun
@@ -34,12 +34,12 @@ class TokenTexts:
         learner = run.stages[stage].text("learner") if stage in run.stages else ""
         model = model.section(learner) if learner in model.values else model
         path = model.text("path", default="")
-        folder = _folder(path, model, started_in=run.started_in)
-        if folder is None:
-            return cls(tokenizer=None, problem=f"{path or 'the checkpoint'} is not on this machine")
         try:
+            folder = _folder(path, model, started_in=run.started_in)
+            if folder is None:
+                return cls(tokenizer=None, problem=f"{path or 'the checkpoint'} is not on this machine")
             return cls(tokenizer=load_tokenizer(folder))
-        except RecipeError as error:
+        except (RecipeError, RunFolderError) as error:
             return cls(tokenizer=None, problem=str(error))
 
 

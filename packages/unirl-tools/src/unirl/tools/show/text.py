@@ -121,14 +121,15 @@ def _inputs(facts: Facts) -> Iterator[str]:
             if turn["text"] and not turn["num_tokens"]:
                 yield from _block(turn["text"])
     else:
-        yield from _line("input", inputs["text"])
+        yield "  input"
+        yield from _block(inputs["text"])
     yield from _media(inputs["media"])
 
 
 def _text(facts: Facts, *, tokens: int) -> Iterator[str]:
     every = facts["tokens"]
     sampled = f"seed {facts['seed']}, temperature {_number(facts['temperature'])}"
-    yield from _line("sampled", f"{len(every)} tokens after {facts['num_prompt_tokens']}; {sampled}")
+    yield from _line("sampled", f"{len(every)} tokens after a prompt of {facts['num_prompt_tokens']}; {sampled}")
     if facts["text"] is not None:
         yield "  text"
         yield from _block(facts["text"])
