@@ -302,6 +302,7 @@ def test_images_are_saved_as_png_with_an_index(finished: Path):
     assert (line["key"], line["step"], line["num_left_out"]) == ("eval", 0, 1)
     assert line["samples"][0] == {
         "file": "step-000000/eval-00.png",
+        "sample": "trial-0",
         "prompt": "a red ring",
         "reward": 0.375,
         "is_truncated": False,

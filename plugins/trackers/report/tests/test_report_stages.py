@@ -140,6 +140,15 @@ def test_training_samples_are_shown_beside_their_parents(page: str) -> None:
     assert "after 0 steps the <moon>, crimson rewrite moon image 0.00 image 0.12 rewrite red disk" in result
 
 
+def test_training_samples_have_the_ids_that_show_takes(page: str, folder: Path) -> None:
+    """Held-out samples have none there: their tokens and scores are not saved."""
+    result = section(page, "Training samples over time")
+    expected = ["rewrite-0", "image-0", "image-1", "rewrite-1", "image-2", "image-3"]
+    assert re.findall(r' title="([^"]*)"', result)[:6] == expected
+    assert f"unirl show {folder} --sample ID" in words(result)
+    assert "title=" not in section(page, "Held-out samples, before and after")
+
+
 def test_the_page_draws_the_stages_as_an_accessible_graph(page: str) -> None:
     result = section(page, "Stages")
     assert 'role="img" aria-labelledby="graph-title graph-words"' in result

@@ -94,7 +94,7 @@ class RunFailed(UniRLError):
 
 
 class RunFolderError(UniRLError):
-    """A run folder cannot be written to, or another process holds it."""
+    """A run folder cannot be written to or read, or another process holds it."""
 
 
 class DiskFull(UniRLError):

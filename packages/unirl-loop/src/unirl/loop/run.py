@@ -30,6 +30,7 @@ from .parts import Parts
 from .resume import checkpoint_state, checkpoint_to_resume
 from .run_folder import CHECKPOINTS, EVENTS_FILE, RunFolder, run_folder, write_recipe, write_traceback
 from .run_plan import with_batch_invariance, with_run_folder
+from .saved_samples import remove_samples
 from .step import run_loop
 from .stop import stop_on_signal
 
@@ -99,6 +100,7 @@ class _Run:
             parts = dataclasses.replace(parts, speed=self._speed(parts))
             # Every check has passed by now, so a refused plan leaves no folder behind.
             write_recipe(self._folder, self._plan, overrides, hashes=self._data.hashes)
+            remove_samples(self._folder, start=self._start)
             events = EventStream(self._folder / EVENTS_FILE, step=self._start)
             for listener in (*listeners, self._catalog.emit):
                 events.listen(listener)

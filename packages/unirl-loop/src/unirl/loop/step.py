@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 from unirl.core.data.prompts import PromptOrder
@@ -25,6 +26,7 @@ from .parts import Parts, attributed, stage_job
 from .phases import Phases
 from .queue import GroupQueue, ScoredGroups
 from .reward_watch import RewardWatch
+from .saved_samples import save_samples
 from .scoring import constant_reward, known, mean_parts
 from .unfinished import left_out
 
@@ -134,7 +136,8 @@ def train_step(
     for number in range(max(step, queue.last_step or 0) + 1, ahead):
         queue.put(number, prompts_of(number), phases=phases)
     metrics = _drawn_metrics(rollout, step=step + 1, events=events) | left_out(rollout.tracks, plan)
-    if plan.run.media_every and step % plan.run.media_every == 0:
+    shows_samples = bool(plan.run.media_every) and step % plan.run.media_every == 0
+    if shows_samples:
         trackers.samples("train", rollout, step=step)
     for stage in plan.trained:
         for name, text in watch.collapses(rollout.tracks[stage.name]) if watch else ():
@@ -142,11 +145,17 @@ def train_step(
                 raise RunFailed(text)
             events.finding(text, step=step, once=f"{stage.name}: {name} collapsed")
     found = {stage.name: _staleness(plan, stage, rollout, version=parts.version(stage)) for stage in plan.stages}
-    jobs = [
-        _job(parts, plan, stage, rollout, step=step, phases=phases, metrics=found[stage.name]) for stage in plan.stages
-    ]
+    jobs: list[Job] = []
+    try:
+        for stage in plan.stages:
+            job = _job(parts, plan, stage, rollout, step=step, phases=phases, metrics=found[stage.name])
+            jobs += [job] if job else []
+    finally:
+        # Before training, and where there is nothing to train on: a failure is looked into with the samples.
+        if shows_samples and plan.run.dir:
+            save_samples(Path(plan.run.dir), rollout, {job.name: job.track for job in jobs}, step=step)
     for learner in parts.backends:
-        _train(parts, plan, learner, [job for job in jobs if job], step=step, phases=phases, metrics=found)
+        _train(parts, plan, learner, jobs, step=step, phases=phases, metrics=found)
     for stage in plan.stages:
         own, track = found[stage.name], rollout.tracks[stage.name]
         if own.get("steps_skipped"):

@@ -214,7 +214,8 @@ class RunConfig:
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     media_every: int = limit(10, least=0)
-    """Steps between logging training samples (images or completions) to the trackers; 0 logs none."""
+    """Steps between showing training samples: trackers get images and completions, and the run folder keeps the samples
+    with tokens, log-probs, scores and advantages for `unirl show`; 0 shows none."""
     on_collapse: str = one_of("report", "fail", default="report")
     """When a trained reward has fallen to the worst score of the first steps: `report` a finding, or `fail`."""
     peak_tflops: float | None = limit(None, above=0)

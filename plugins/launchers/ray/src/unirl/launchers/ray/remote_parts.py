@@ -170,7 +170,10 @@ class RemoteEngine:
         kept = [(answer, count) for answer, count in zip(answers, counts, strict=True) if count]
         order = [row for mine in partition for row in mine]
         track = Track.concat([answer.select(range(count)) for answer, count in kept]).select(inverse(order))
-        return track if track.media is None else dataclasses.replace(track, media=fetchable(track.media, self._fetch))
+        # What is shown and saved of a step is fetched by the driver.
+        parts = {"segment": track.segment, "media": track.media}
+        shown = {name: fetchable(part, self._fetch) for name, part in parts.items() if part is not None}
+        return dataclasses.replace(track, **shown)
 
     def _fetch(self, rows: Sequence[RemoteRows]) -> list[Tensor]:
         return self._samples.needed(

@@ -51,6 +51,8 @@ class Sample:
     prompt: str
     reward: float | None
     """None where it has none."""
+    name: str = ""
+    """Its id, which `unirl show` takes; "" in runs before this report."""
     is_truncated: bool = False
     """It was cut off by the length limit."""
     parent: Path | None = None
@@ -129,6 +131,7 @@ class MediaFolder:
         samples = [
             {
                 "file": name,
+                "sample": track.sample_ids[row],
                 "prompt": track.inputs.prompts[row],
                 "reward": None if track.rewards is None else float(track.rewards[row]),
                 "is_truncated": track.status[row] is Status.TRUNCATED,
@@ -259,6 +262,7 @@ def _sample(index: Path, item: Recorded) -> Sample:
         file=place(item.text("file")),
         prompt=item.text("prompt"),
         reward=item.optional_number("reward"),
+        name=item.text("sample", default=""),
         is_truncated=item.flag("is_truncated"),
         parent=None if parent is None else index.parent / parent,
         # Runs before this report have none.
