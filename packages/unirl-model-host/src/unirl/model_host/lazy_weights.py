@@ -145,10 +145,11 @@ class CheckpointValues:
                     _read(opened[file], piece, stored, into=local, start=start, dtype=self._dtypes[name])
 
     @torch.no_grad()
-    def save(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    def save(self, folder: Path, tensors: Mapping[str, Tensor], *, others: Sequence[str] = ()) -> None:
         """Write the checkpoint's files with the values of these tensors, in their dtypes, and all else as it is stored.
 
         tensors: whole ones by their names in the module. One file at a time is in memory.
+        others: names of further files beside them, which are copied.
         """
         parts: dict[Path, dict[str, list[tuple[Piece, Tensor]]]] = {file: {} for file in self._files}
         for name, tensor in tensors.items():
@@ -161,8 +162,9 @@ class CheckpointValues:
             with _opened(file) as opened:
                 rest = {name: opened.get_tensor(name) for name in opened.keys() if name not in values}  # noqa: SIM118
             save_file(values | rest, folder / file.name, metadata={"format": "pt"})
-        for index in {index for file in self._files for index in file.parent.glob("*.safetensors.index*.json")}:
-            shutil.copyfile(index, folder / index.name)
+        base = self._files[0].parent
+        for file in (*base.glob("*.safetensors.index*.json"), *(base / name for name in others)):
+            shutil.copyfile(file, folder / file.name)
 
     def _check(self, module: nn.Module, folder: Path) -> None:
         pieces: dict[str, list[Piece]] = {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +30,12 @@ class PublishedModule(nn.Module):
 
     values: CheckpointValues
     """Where its weights are."""
+    others: ClassVar[tuple[str, ...]] = ()
+    """Files of the checkpoint with further weights."""
 
-    def save_pretrained(self, folder: str) -> None:
-        """Write the checkpoint with the module's values, as libraries save their models."""
-        self.values.save(folder, self.state_dict())
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the weights of the checkpoint with the module's values, as libraries save their models."""
+        self.values.save(folder, self.state_dict(), others=self.others)
 
     def text_end(
         self,

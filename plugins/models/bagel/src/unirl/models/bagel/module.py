@@ -200,6 +200,7 @@ class Bagel(PublishedModule):
 
     _keys_to_ignore_on_load_unexpected: ClassVar[tuple[str, ...]] = (r"^vit_model\.",)
     """Tensors of the checkpoint that `vision.Vision` loads."""
+    others: ClassVar[tuple[str, ...]] = ("ae.safetensors",)
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()

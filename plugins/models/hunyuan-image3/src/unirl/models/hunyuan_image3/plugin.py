@@ -21,7 +21,7 @@ _OF_A_REFERENCE = (
 
 SPEC = ModelSpec(
     name="hunyuan-image3",
-    summary="HunyuanImage 3.0, a mixture of experts that writes and draws: text, images and editing by one model",
+    summary="HunyuanImage 3.0, which writes and draws: text, images and editing by a mixture of experts",
     build="unirl.models.hunyuan_image3.model:build",
     config="unirl.models.hunyuan_image3.config:HunyuanImageConfig",
     capabilities={Cap.LATENT_STAGE, Cap.TEXT_STAGE, Cap.LORA, Cap.GUIDANCE, Cap.CONDITIONS, Cap.LAZY_BUILD},
