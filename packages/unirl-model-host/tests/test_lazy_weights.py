@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from unirl.core.errors import RecipeError
+from unirl.model_host import lazy_weights
 from unirl.model_host.lazy_weights import CheckpointValues, Piece, empty_parameters, weight_files
 
 
@@ -130,3 +131,77 @@ def test_the_index_names_the_files(tmp_path: Path) -> None:
     result = {name: torch.zeros_like(value) for name, value in VALUES.items()}
     CheckpointValues(empty(), weight_files(tmp_path, "model")).fill(result)
     assert all(torch.equal(result[name], value) for name, value in VALUES.items())
+
+
+class Swapped(nn.Module):
+    """Two matrices joined, each stored with its halves the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joined = nn.Parameter(torch.empty(2, 4, 3))
+
+
+def halves(name: str, shape: tuple[int, ...]) -> list[Piece]:
+    return [
+        Piece(name=f"{row}.stored", start=(row, here, 0), size=(1, 2, 3), source=(2 - here, 0))
+        for row in range(2)
+        for here in (0, 2)
+    ]
+
+
+STORED = {f"{row}.stored": torch.arange(12.0).view(4, 3) + 100 * row for row in range(2)}
+
+
+def swapped(folder: Path, values: dict[str, torch.Tensor] = STORED) -> CheckpointValues:
+    with empty_parameters(torch.float32):
+        module = Swapped()
+    return CheckpointValues(module, stored(folder, values), pieces=halves)
+
+
+def test_pieces_may_be_parts_of_stored_tensors_and_are_written_back(tmp_path: Path) -> None:
+    values = swapped(tmp_path)
+    result = torch.zeros(2, 4, 3)
+    values.fill({"joined": result})
+    assert torch.equal(result, torch.stack([torch.cat([one[2:], one[:2]]) for one in STORED.values()]))
+    (tmp_path / "again").mkdir()
+    values.save(tmp_path / "again", {"joined": -result})
+    written = load_file(tmp_path / "again" / "model.safetensors")
+    assert written.keys() == STORED.keys()
+    assert all(torch.equal(written[name], -value) for name, value in STORED.items())
+
+
+def test_a_shard_reads_the_parts_that_lie_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second matrix, rows 1 to 2: one row of each half."""
+    monkeypatch.setattr(lazy_weights, "_local", lambda tensor: (tensor, (1, 1, 0)))
+    shard = torch.zeros(1, 2, 3)
+    swapped(tmp_path).fill({"joined": shard})
+    assert torch.equal(shard[0], STORED["1.stored"][[3, 0]])
+
+
+def test_a_stored_tensor_whose_parts_do_not_cover_it_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"have '1\.stored' as \[5, 3\], expected \[4, 3\] by config\.json"):
+        swapped(tmp_path, {**STORED, "1.stored": torch.zeros(5, 3)})
+
+
+def test_tensors_of_other_modules_and_the_index_are_written_as_they_were(tmp_path: Path) -> None:
+    """Of two files, one of which has a tensor that the module does not know."""
+
+    class Half(nn.Module):
+        _keys_to_ignore_on_load_unexpected = ("^other",)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Linear(2, 2, bias=False)
+
+    values = {"own.weight": torch.rand(2, 2), "other.weight": torch.rand(3).half()}
+    for number, (name, value) in enumerate(values.items()):
+        save_file({name: value}, tmp_path / f"{number}.safetensors")
+    index = {"weight_map": {name: f"{number}.safetensors" for number, name in enumerate(values)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "again").mkdir()
+    half = Half()
+    CheckpointValues(half, weight_files(tmp_path, "model")).save(tmp_path / "again", half.state_dict())
+    files = weight_files(tmp_path / "again", "model")
+    written = {name: value for file in files for name, value in load_file(file).items()}
+    assert torch.equal(written["own.weight"], half.own.weight)
+    assert torch.equal(written["other.weight"], values["other.weight"]) and written["other.weight"].dtype is torch.half

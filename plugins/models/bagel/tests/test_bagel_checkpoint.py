@@ -94,6 +94,14 @@ def test_the_file_and_the_modules_have_the_same_names(model: BagelModel, tiny_fo
     assert all(torch.equal(value, own[name]) for name, value in stored.items())
 
 
+def test_a_written_checkpoint_has_the_published_tensors(model: BagelModel, tiny_folder: Path, tmp_path: Path) -> None:
+    """As it was, with values of the module in its place, the frozen parts included."""
+    model.transformer.save_pretrained(tmp_path)
+    for file in (EMA, AE):
+        result, stored = load_file(tmp_path / file), load_file(tiny_folder / file)
+        assert result.keys() == stored.keys() and all(torch.equal(result[name], stored[name]) for name in stored)
+
+
 def test_the_language_model_and_the_ends_of_latents_train_and_nothing_else(model: BagelModel) -> None:
     trains = {name.split(".")[0] for name, param in model.trainable.named_parameters() if param.requires_grad}
     assert trains == {"language_model", "time_embedder", "vae2llm", "llm2vae"}

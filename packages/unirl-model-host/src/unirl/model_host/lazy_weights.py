@@ -6,6 +6,7 @@ A rank then never holds more of the module than its own shards and one piece tha
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,13 +15,14 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from unirl.core.errors import RecipeError
 
 from .model_files import contained_file, shard_names
 
-__all__ = ["CheckpointValues", "Piece", "empty_parameters", "weight_files"]
+__all__ = ["CheckpointValues", "Piece", "Pieces", "empty_parameters", "stored_tensor", "weight_files"]
 
 
 @contextmanager
@@ -67,12 +69,19 @@ def weight_files(folder: Path, stem: str, *, variant: str | None = None) -> list
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A tensor of a checkpoint, and the box of the module's tensor that it fills."""
+    """A tensor of a checkpoint, or a part of one, and the box of the module's tensor that it fills."""
 
     name: str
     """Name in the checkpoint. Its dims are the last ones of the box; the others have size 1."""
     start: tuple[int, ...]
     size: tuple[int, ...]
+    source: tuple[int, ...] | None = None
+    """Where the part starts in the stored tensor; None for all of it. The parts of a tensor cover it, each once."""
+
+    def part(self, dims: int) -> tuple[slice, ...]:
+        """The part of the stored tensor, which has `dims` dims."""
+        sizes = self.size[len(self.size) - dims :]
+        return tuple(slice(at, at + size) for at, size in zip(self.source or (0,) * dims, sizes, strict=True))
 
 
 Pieces = Callable[[str, tuple[int, ...]], Sequence[Piece]]
@@ -96,6 +105,7 @@ class CheckpointValues:
 
         Raises RecipeError when the files lack a tensor, have one that the module does not know or one of another shape.
         """
+        self._files = tuple(files)
         self._stored = {
             _renamed(name, renames or {}): (file, name, shape) for file in files for name, shape in _shapes(file)
         }
@@ -134,8 +144,33 @@ class CheckpointValues:
                         opened[file] = stack.enter_context(_opened(file))
                     _read(opened[file], piece, stored, into=local, start=start, dtype=self._dtypes[name])
 
+    @torch.no_grad()
+    def save(self, folder: Path, tensors: Mapping[str, Tensor], *, others: Sequence[str] = ()) -> None:
+        """Write the checkpoint's files with the values of these tensors, in their dtypes, and all else as it is stored.
+
+        tensors: whole ones by their names in the module. One file at a time is in memory.
+        others: names of further files beside them, which are copied.
+        """
+        parts: dict[Path, dict[str, list[tuple[Piece, Tensor]]]] = {file: {} for file in self._files}
+        for name, tensor in tensors.items():
+            for piece in self._pieces[name]:
+                file, stored, _ = self._stored[piece.name]
+                parts[file].setdefault(stored, []).append((piece, tensor))
+        dims = {(file, stored): len(shape) for file, stored, shape in self._stored.values()}
+        for file, filled in parts.items():
+            values = {name: stored_tensor(own, dims=dims[file, name]) for name, own in filled.items()}
+            with _opened(file) as opened:
+                rest = {name: opened.get_tensor(name) for name in opened.keys() if name not in values}  # noqa: SIM118
+            save_file(values | rest, folder / file.name, metadata={"format": "pt"})
+        base = self._files[0].parent
+        for file in (*base.glob("*.safetensors.index*.json"), *(base / name for name in others)):
+            shutil.copyfile(file, folder / file.name)
+
     def _check(self, module: nn.Module, folder: Path) -> None:
-        pieces = {piece.name: piece for parts in self._pieces.values() for piece in parts}
+        pieces: dict[str, list[Piece]] = {}
+        # Tied parameters have the same pieces.
+        for piece in {id(piece): piece for parts in self._pieces.values() for piece in parts}.values():
+            pieces.setdefault(piece.name, []).append(piece)
         # Tensors that older versions of the library wrote.
         ignored: Sequence[str] = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
         missing = sorted(pieces.keys() - self._stored.keys())
@@ -152,13 +187,27 @@ class CheckpointValues:
                 f"{where} have {_some(extra)}, which {type(module).__name__} with the settings of config.json does not "
                 "have. Fetch the checkpoint again, its config.json included."
             )
-        for name, piece in pieces.items():
+        for name, parts in pieces.items():
             shape = self._stored[name][2]
-            if shape != piece.size[len(piece.size) - len(shape) :]:
+            # A piece of more dims than the stored tensor begins with dims of size 1.
+            dims = min(len(shape), *(len(piece.size) for piece in parts))
+            ends = [[end.stop for end in piece.part(dims)] for piece in parts]
+            if shape != (expected := tuple(map(max, zip(*ends, strict=True)))):
                 raise RecipeError(
-                    f"{where} have {name!r} as {list(shape)}, expected {list(piece.size)} by config.json. Fetch the "
+                    f"{where} have {name!r} as {list(shape)}, expected {list(expected)} by config.json. Fetch the "
                     "checkpoint again."
                 )
+
+
+def stored_tensor(parts: Sequence[tuple[Piece, Tensor]], *, dims: int) -> Tensor:
+    """The tensor of a checkpoint, of so many dims, whose pieces lie in these tensors of a module."""
+    ends = [[end.stop for end in piece.part(dims)] for piece, _ in parts]
+    result = parts[0][1].new_empty([max(own) for own in zip(*ends, strict=True)])
+    for piece, tensor in parts:
+        box = tuple(slice(at, at + size) for at, size in zip(piece.start, piece.size, strict=True))
+        part = result[piece.part(dims)]
+        part.copy_(tensor[box].reshape(part.shape))
+    return result
 
 
 def _renamed(name: str, renames: Mapping[str, str]) -> str:
@@ -203,10 +252,15 @@ def _read(file: Any, piece: Piece, name: str, *, into: Tensor, start: tuple[int,
     if any(low >= high for low, high in zip(first, last, strict=True)):
         return
     here = tuple(slice(low - begin, high - begin) for low, high, begin in zip(first, last, start, strict=True))
-    there = tuple(slice(low - begin, high - begin) for low, high, begin in zip(first, last, piece.start, strict=True))
     stored = file.get_slice(name)
     num_dims = len(stored.get_shape())
-    values: Tensor = stored[there[len(there) - num_dims :]] if num_dims else file.get_tensor(name)
+    offsets = zip(first, last, piece.start, strict=True)
+    within = [(low - begin, high - begin) for low, high, begin in offsets][len(first) - num_dims :]
+    there = tuple(
+        slice(part.start + low, part.start + high)
+        for (low, high), part in zip(within, piece.part(num_dims), strict=True)
+    )
+    values: Tensor = stored[there] if num_dims else file.get_tensor(name)
     into[here].copy_(values.to(dtype).view(into[here].shape))
 
 

@@ -18,11 +18,18 @@ __all__ = ["byte_tokenizer", "save_random", "save_random_weights"]
 
 
 def byte_tokenizer(
-    special: Sequence[str], *, words: Sequence[str] = (), chat_template: str | None = None, known: bool = False
+    special: Sequence[str],
+    *,
+    words: Sequence[str] = (),
+    chat_template: str | None = None,
+    known: bool = False,
+    begin: str | None = None,
+    end: str = "<|im_end|>",
+    pad: str = "<|endoftext|>",
 ) -> Any:
     """A `PreTrainedTokenizerFast` of byte-level BPE without merges: a token a byte, so that every text has one.
 
-    special: tokens that decoding leaves out; `<|im_end|>` among them ends a text, `<|endoftext|>` pads.
+    special: tokens that decoding leaves out; `begin`, `end` and `pad` among them begin a text, end it and pad.
     words: further tokens, which decoding keeps.  known: whether the tokenizer names the special tokens as its own.
     """
     tokenizers = import_module("tokenizers")
@@ -35,8 +42,9 @@ def byte_tokenizer(
     inner.add_tokens(list(words))
     result = import_module("transformers").PreTrainedTokenizerFast(
         tokenizer_object=inner,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
+        bos_token=begin,
+        eos_token=end,
+        pad_token=pad,
         **({"extra_special_tokens": list(special)} if known else {}),
     )
     result.chat_template = chat_template

@@ -15,11 +15,11 @@ from unirl.core.types.data import MediaRef
 from unirl.model_host.diffusion.sizes import Sizes as ImageSizes
 from unirl.model_host.lazy_weights import CheckpointValues, empty_parameters
 from unirl.model_host.model_files import read_json
+from unirl.model_host.unified.model import Block
 from unirl.numerics.media import load_picture
 
 from .checkpoint import VAE, VISION
 from .module import Sizes
-from .sequence import Block
 from .sources import Scale, pixels
 from .vae import load_vae, pack, unpack
 from .vision import Vision, grid_places, vision_config

@@ -6,36 +6,26 @@ Source: BAGEL, arXiv 2505.14683, and its published inference code.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.errors import BatchError, RecipeError
-from unirl.core.roles import DiffusionModel, TextModel, TokenBatch
-from unirl.core.specs.check import check_config
-from unirl.core.types.array import Ragged
+from unirl.core.errors import RecipeError
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
-from unirl.model_host.checkpoint_problems import past_embedding
-from unirl.model_host.lazy_weights import CheckpointValues, empty_parameters, weight_files
+from unirl.model_host.lazy_weights import weight_files
 from unirl.model_host.model_files import dtype_of, read_json
-from unirl.model_host.tokens.causal_lm_files import load_tokenizer
-from unirl.numerics.diffusion.schedules import static_sigmas
+from unirl.model_host.unified.model import Sampling, UnifiedModel, check_format
 
 from .checkpoint import CONFIG, LANGUAGE, WEIGHTS, find, sizes_of
 from .config import BagelConfig, ImageOptions, TextOptions, image_sizes
 from .images import NAMES, Images
-from .module import Bagel, Kept
+from .module import Bagel
 from .plugin import SPEC
 from .sequence import Context, Marks, layout
 from .vision import grid_places
 
-__all__ = ["SHIFT", "BagelModel", "build"]
-
-SHIFT = 3.0
-"""Shift of the schedule where `sampling.schedule.shift` is not set, that of the published inference code."""
+__all__ = ["BagelModel", "build"]
 
 
 def build(config: BagelConfig, *, device: Any, lazy: bool = False) -> BagelModel:
@@ -43,17 +33,10 @@ def build(config: BagelConfig, *, device: Any, lazy: bool = False) -> BagelModel
     return BagelModel(config, device=torch.device(device), lazy=lazy)
 
 
-class _Cache(NamedTuple):
-    layers: list[Kept]
-    shift: Tensor
-    """[B, 1] int64, <= 0: an image has one position for all its tokens."""
+class BagelModel(UnifiedModel):
+    """Both tracks read one sequence: the system prompt, source images, the prompt's text, the turns. Numbers of the
+    vocabulary's size and above in its tokens stand for VAE latents and ViT features.
 
-
-class BagelModel(DiffusionModel, TextModel):
-    """A `unirl.core.roles.DiffusionModel` and a `unirl.core.roles.TextModel`.
-
-    Both read one sequence: the system prompt, source images, the prompt's text, the turns. Numbers of the vocabulary's
-    size and above in its tokens stand for VAE latents and ViT features.
     Latents: [p p C, H / 16, W / 16], patches of the VAE's normalised latents.
     Conditions: `latents` n times [S, p p C] and `latent_places` n times [S], `features` n times [M, V] and
     `feature_places` n times [M], of the source images, S = M = 0 without any; those of an image also have `tokens`,
@@ -61,30 +44,24 @@ class BagelModel(DiffusionModel, TextModel):
     """
 
     spec = SPEC
+    images: Images
 
     def __init__(self, config: BagelConfig, *, device: torch.device, lazy: bool) -> None:
-        check_config(config, key="model")
-        self.device = device
-        self.folder = folder = find(config)
-        name = SPEC.name
-        dtype, *dtypes = (
-            dtype_of(getattr(config, key), key=f"model.{key}", model=name)
-            for key in ("dtype", "vision_dtype", "vae_dtype")
-        )
-        self.autocast = None if config.autocast is None else dtype_of(config.autocast, key="model.autocast", model=name)
+        folder = find(config)
         self.sizes, settings = sizes_of(folder), read_json(folder / CONFIG)
+        files, rows = weight_files(folder, WEIGHTS), self.sizes.vocab
+        super().__init__(
+            config, folder=folder, files=files, make=lambda: Bagel(self.sizes), rows=rows, device=device, lazy=lazy
+        )
         self._image_sizes = image_sizes(settings)
-        self._chunk = config.logits_chunk or None
-        self.tokenizer: Any = load_tokenizer(folder)
-        self.marks = _marks(self.tokenizer, folder, rows=self.sizes.vocab)
-        self._longest: int = read_json(folder / LANGUAGE).get("max_position_embeddings", 2**31)
-        files = weight_files(folder, WEIGHTS)
-        with empty_parameters(dtype):
-            self.transformer = Bagel(self.sizes).eval()
-        self._values = CheckpointValues(self.transformer, files)
-        if not lazy:
-            self.transformer.to_empty(device=device)
-            self._values.fill(self.transformer.state_dict(keep_vars=True))
+        names = {"start": "im_start", "end": "im_end", "image_start": "vision_start", "image_end": "vision_end"}
+        names = {key: f"<|{name}|>" for key, name in names.items()}
+        self.marks = Marks(**self._ids(names), latent=rows, feature=rows + 1)
+        self._longest = read_json(folder / LANGUAGE).get("max_position_embeddings", self._longest)
+        dtypes = [
+            dtype_of(getattr(config, key), key=f"model.{key}", model=self.spec.name)
+            for key in ("vision_dtype", "vae_dtype")
+        ]
         self.images = Images(
             folder,
             files=files,
@@ -96,14 +73,6 @@ class BagelModel(DiffusionModel, TextModel):
             device=device,
         )
 
-    @property
-    def trainable(self) -> torch.nn.Module:
-        return self.transformer
-
-    def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `unirl.core.roles.Model`."""
-        self._values.fill(tensors)
-
     # Text.
 
     @property
@@ -111,163 +80,18 @@ class BagelModel(DiffusionModel, TextModel):
         return (self.marks.end,)
 
     @property
-    def vocabulary(self) -> dict[str, int]:
-        return dict(self.tokenizer.get_vocab())
-
-    @property
-    def pad_token(self) -> int:
-        result: int | None = self.tokenizer.pad_token_id
-        return self.marks.end if result is None else result
-
-    @property
-    def packs(self) -> bool:
-        """False: a mask over a packed row would be quadratic in all its tokens."""
-        return False
-
-    @property
-    def trunk(self) -> torch.nn.Module:
-        """All of `trainable`: source images enter at its root."""
-        return self.transformer
-
-    @property
     def hidden_size(self) -> int:
         return self.sizes.width
 
-    def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
-        """The sequence of each input, and the mark that begins a text; without any marks of texts where `sampling.chat`
-        is off.
-
-        Raises RecipeError for settings that the format does not have, and for a sequence without tokens or with more
-        than the checkpoint has positions. Raises DataError for an image that cannot be read.
-        """
-        if sampling.thinking is not None:
-            raise RecipeError(
-                f"sampling.thinking: got {sampling.thinking}, but the format has no such switch. Leave it unset, and "
-                "ask for a thought in sampling.system_prompt."
-            )
-        if not sampling.chat and (sampling.system_prompt or inputs.turns is not None):
-            what = "sampling.system_prompt" if sampling.system_prompt else "a stage that continues from others"
-            raise RecipeError(f"sampling.chat: got false with {what}, which needs the marks of texts. Set it to true.")
-        result: list[Tensor] = []
-        for row in range(inputs.num_rows):
-            context = self._context(inputs, row, sampling)
-            if sampling.chat:
-                context.tokens.append(self.marks.start)
-            self._check_length(context.tokens, inputs.texts[row])
-            result.append(torch.tensor(context.tokens, dtype=torch.int64))
-        return result
-
-    @torch.no_grad()
-    def conditions(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> Mapping[str, Ragged]:
-        """Latents and features of each input's images."""
-        return self.images.encoded([self._context(inputs, row, sampling).blocks for row in range(inputs.num_rows)])
-
-    def texts(self, tokens: Sequence[Tensor]) -> list[str]:
-        """Each sample's text, without special tokens."""
-        decode: Any = self.tokenizer.decode
-        return [
-            decode(cast("Any", row).tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            for row in tokens
-        ]
-
-    def score(
-        self, batch: TokenBatch, *, temperature: float, with_entropy: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Log-prob [T] fp32 of each target, and the entropy [T]."""
-        return self._of_targets(
-            "log_probs",
-            batch,
-            targets=batch.targets.to(self.device),
-            temperature=temperature,
-            with_entropy=with_entropy,
-            chunk=self._chunk,
-        )
-
-    def hidden(self, batch: TokenBatch, *, trunk: torch.nn.Module | None = None) -> Tensor:
-        """Last hidden state [T, D] at each target's position."""
-        return self._of_targets("hidden", batch, trunk=trunk)
-
-    @torch.no_grad()
-    def next_logits(
-        self,
-        tokens: Tensor,
-        *,
-        positions: Tensor,
-        attention_mask: Tensor,
-        cache: Any,
-        conditions: Mapping[str, Ragged] | None = None,
-    ) -> tuple[Tensor, Any]:
-        """Logits [B, V] fp32 after the last token, and the cache. Without conditions the tokens are text alone."""
-        tokens, keep, positions = (one.to(self.device) for one in (tokens, attention_mask, positions))
-        if cache is None:
-            places, blocks = layout(tokens, keep, marks=self.marks)
-            shift = (places - positions)[:, -1:]
-            images = _joined(conditions)
-        else:
-            shift, images = cache.shift, {}
-            places, blocks = positions + shift, torch.zeros_like(tokens)
-        with self._precision():
-            logits, layers = self.transformer(
-                "logits",
-                tokens=tokens,
-                keep=keep,
-                positions=places,
-                blocks=blocks,
-                images=self._sources(images, tokens),
-                cache=None if cache is None else cache.layers,
-            )
-        return logits, _Cache(layers, shift)
-
-    def select_cache(self, cache: Any, rows: Tensor) -> Any:
-        rows = rows.to(self.device)
-        return _Cache([(keys[rows], values[rows]) for keys, values in cache.layers], cache.shift[rows])
-
-    def _of_targets(self, mode: str, batch: TokenBatch, *, trunk: torch.nn.Module | None = None, **ends: Any) -> Any:
-        if batch.attention_mask is None:
-            raise BatchError(f"model {SPEC.name!r}: got packed rows, expected padded ones, as `packs` is false.")
-        if not batch.conditions:
-            raise BatchError(
-                f"model {SPEC.name!r}: got prompts without the conditions of their inputs, expected those of "
-                "`conditions`."
-            )
-        tokens, keep = batch.tokens.to(self.device), batch.attention_mask.to(self.device)
-        positions, blocks = layout(tokens, keep, marks=self.marks)
-        with self._precision():
-            return (self.transformer if trunk is None else trunk)(
-                mode,
-                tokens=tokens,
-                keep=keep,
-                positions=positions,
-                blocks=blocks,
-                images=self._sources(_joined(batch.conditions), tokens),
-                index=batch.target_index.to(self.device),
-                **ends,
-            )
-
     # Images.
-
-    @torch.no_grad()
-    def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
-        """Conditions of each input. Raises DataError for an image that cannot be read."""
-        contexts = [self._context(inputs, row, sampling) for row in range(inputs.num_rows)]
-        for context, text in zip(contexts, inputs.texts, strict=True):
-            self._check_length(context.tokens, text, is_prompt=False)
-        tokens = tuple(torch.tensor(one.tokens, dtype=torch.int64, device=self.device) for one in contexts)
-        return {"tokens": tokens, **self.images.encoded([context.blocks for context in contexts])}
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
         """Velocity x1 - x0 of latents [B, p p C, h, w], each row behind its own sequence."""
-        contexts: Sequence[Tensor] = conditions["tokens"]
         rows, _, height, width = x.shape
-        longest, count = max(map(len, contexts)), height * width
-        tokens = torch.full((rows, longest + count + 2), self.pad_token, dtype=torch.int64)
-        keep = torch.ones(tokens.shape, dtype=torch.bool)
-        for row, context in enumerate(contexts):
-            tokens[row, : len(context)] = context
-            keep[row, len(context) : longest] = False
-        tokens[:, longest], tokens[:, -1] = self.marks.image_start, self.marks.image_end
-        tokens[:, longest + 1 : -1] = self.marks.latent
-        positions, blocks = layout(tokens, keep, marks=self.marks)
+        count = height * width
+        marks = self.marks
+        tokens, keep = self._behind(conditions["tokens"], [marks.image_start, *[marks.latent] * count, marks.image_end])
+        positions, blocks = self._layout(tokens, keep)
         places = grid_places(height, width, side=self.sizes.latent_side).to(self.device)
         noisy = x.flatten(2).transpose(1, 2)
         sources: Sequence[Tensor] = conditions["latents"]
@@ -286,24 +110,14 @@ class BagelModel(DiffusionModel, TextModel):
         with self._precision():
             output: Tensor = self.transformer(
                 "velocity",
-                tokens=tokens.to(self.device),
-                keep=keep.to(self.device),
-                positions=positions.to(self.device),
-                blocks=blocks.to(self.device),
+                tokens=tokens,
+                keep=keep,
+                positions=positions,
+                blocks=blocks,
                 images=images,
                 index=is_target.nonzero()[:, 0].to(self.device),
             )
         return output.float().view(rows, count, -1).transpose(1, 2).reshape(x.shape)
-
-    def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
-        """`num_inference_steps` steps of a uniform grid, shifted; the published `num_timesteps` counts its ends, one
-        more."""
-        if sampling.schedule.variant != "exact":
-            raise RecipeError(
-                f"sampling.schedule.variant: got {sampling.schedule.variant!r}, expected 'exact': no pipeline of "
-                "diffusers has another schedule for this model."
-            )
-        return static_sigmas(sampling.num_inference_steps, shift=sampling.schedule.shift or SHIFT)
 
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """[p p C, H / 16, W / 16]. Raises RecipeError, with the nearest size that fits, for any other."""
@@ -311,23 +125,15 @@ class BagelModel(DiffusionModel, TextModel):
             raise RecipeError(str(reason.under("sampling")))
         return (self.sizes.latent, *self._image_sizes.latent(sampling))
 
-    def decode(self, latents: Tensor) -> Tensor:
-        """Images [N, 3, H, W] fp32 in [0, 1]. Differentiable."""
-        return self.images.decode(latents)
-
-    @torch.no_grad()
-    def latents_of(self, media: Tensor) -> Tensor:
-        """Clean latents of images [N, 3, H, W] in [0, 1]: the mean of the VAE's posterior, normalised."""
-        return self.images.latents(2 * media.to(self.device).float() - 1)
-
     # Sequences.
 
-    def _context(self, inputs: Inputs, row: int, sampling: TextSamplingConfig | LatentSamplingConfig) -> Context:
-        """The sequence of an input: the one place that makes it."""
+    def _sequence(self, inputs: Inputs, row: int, sampling: Sampling) -> Context:
         text, turns = inputs.texts[row], () if inputs.turns is None else inputs.turns[row]
         context = Context(marks=self.marks, tokenize=self._tokenized, sizes=self.images.tokens)
         with_latents, chat = True, True
-        if isinstance(sampling, TextSamplingConfig):
+        is_text = isinstance(sampling, TextSamplingConfig)
+        if is_text:
+            check_format(sampling, inputs)
             system, chat = sampling.system_prompt, sampling.chat
             with_latents = TextOptions(**sampling.options).sources == "all"
         else:
@@ -340,50 +146,19 @@ class BagelModel(DiffusionModel, TextModel):
         else:
             context.tokens += self._tokenized(text)
         context.add_turns(turns, with_latents=with_latents)
+        if is_text and chat:
+            context.tokens.append(self.marks.start)
         return context
 
-    def _tokenized(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+    def _layout(self, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        return layout(tokens, keep, marks=self.marks)
 
-    def _check_length(self, tokens: Sequence[int], text: str, *, is_prompt: bool = True) -> None:
-        if is_prompt and not tokens:
-            raise RecipeError(f"data: prompt {text!r} has no tokens; write something.")
-        if len(tokens) >= self._longest:
-            raise RecipeError(
-                f"data: prompt {text[:40]!r}... has {len(tokens)} tokens with its images and turns; the checkpoint has "
-                f"{self._longest} positions (max_position_embeddings). Leave it out of the prompt file."
-            )
-
-    def _sources(self, images: dict[str, Tensor], tokens: Tensor) -> dict[str, Tensor]:
-        """Images of a batch without noise, as `Bagel` takes them; none where it has none. tokens: [B, L]."""
+    def _sources(self, conditions: Mapping[str, Any]) -> dict[str, Tensor]:
+        images = {name: torch.cat([*conditions[name]]) for name in NAMES} if conditions else {}
         if not any(map(len, images.values())):
             return {}
-        latents = images["latents"]
         return {
             **images,
             "timesteps": torch.zeros(1, device=self.device),
-            "levels": torch.zeros(len(latents), dtype=torch.int64, device=self.device),
+            "levels": torch.zeros(len(images["latents"]), dtype=torch.int64, device=self.device),
         }
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext()
-
-
-def _marks(tokenizer: Any, folder: Path, *, rows: int) -> Marks:
-    """Raises RecipeError, key `model.path`, for a tokenizer that lacks one or does not fit the embedding."""
-    vocabulary: dict[str, int] = tokenizer.get_vocab()
-    if problem := past_embedding(vocabulary, rows=rows, media=frozenset(), where=str(folder)):
-        raise RecipeError(f"model.path: {problem}")
-    names = {"start": "im_start", "end": "im_end", "image_start": "vision_start", "image_end": "vision_end"}
-    ids = {key: vocabulary.get(f"<|{name}|>") for key, name in names.items()}
-    if missing := [f"<|{names[key]}|>" for key, token in ids.items() if token is None]:
-        raise RecipeError(
-            f"model.path: the tokenizer in {str(folder)!r} lacks {', '.join(missing)}, which mark texts and images. "
-            "Use the checkpoint's own tokenizer."
-        )
-    return Marks(**cast("dict[str, int]", ids), latent=rows, feature=rows + 1)
-
-
-def _joined(conditions: Mapping[str, Any] | None) -> dict[str, Tensor]:
-    """Images of all rows, after each other."""
-    return {name: torch.cat([*conditions[name]]) for name in NAMES} if conditions else {}

@@ -6,27 +6,31 @@ generation expert (`_moe_gen`); attention sees both. Source: BAGEL, arXiv 2505.1
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from unirl.core.errors import RecipeError
-from unirl.numerics.tokens.log_probs import output_logits, token_log_probs
+from unirl.model_host.unified.layers import (
+    FREQUENCIES,
+    Kept,
+    Mode,
+    PublishedModule,
+    RmsNorm,
+    attended,
+    rotated,
+    sight,
+    waves,
+)
 
 __all__ = ["Bagel", "MixtureLayer", "Sizes"]
 
 _EXPERTS = ("", "_moe_gen")
-_FREQUENCIES = 256
-"""Width of a timestep's sines and cosines."""
 _GATES = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}
 Parts: TypeAlias = tuple[Tensor, ...]
 """Tokens of each expert [N_e, ...]; of the first alone where the other has none."""
-Kept: TypeAlias = tuple[Tensor, Tensor]
-"""Keys and values [B, K, L, head] of a layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,18 +81,6 @@ class _Places:
         return tuple(flat.index_select(0, place) for place in self.flat) or (flat,)
 
 
-class _Norm(nn.Module):
-    """RMS norm, in fp32."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
-
-
 class _Mlp(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -110,24 +102,17 @@ class _Attention(nn.Module):
                 self.add_module(f"{name}_proj{expert}", nn.Linear(sizes.width, width))
             self.add_module(f"o_proj{expert}", nn.Linear(sizes.width, sizes.width, bias=False))
             for name in "qk":
-                self.add_module(f"{name}_norm{expert}", _Norm(self.head, sizes.eps))
+                self.add_module(f"{name}_norm{expert}", RmsNorm(self.head, sizes.eps))
 
     def forward(
         self, parts: Parts, places: _Places, rotary: Kept, mask: Tensor | None, past: Kept | None
     ) -> tuple[Parts, Kept]:
         each = [self._projected(part, expert) for part, expert in zip(parts, _EXPERTS, strict=False)]
         q, k, v = (places.whole(kind).transpose(1, 2) for kind in zip(*each, strict=True))
-        q, k = (_rotated(one, rotary).to(v.dtype) for one in (q, k))
+        q, k = (rotated(one, rotary).to(v.dtype) for one in (q, k))
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
-        shared = q.shape[1] // k.shape[1]
-        if mask is None:
-            output = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared > 1)
-        else:
-            # Of the kernels that take a mask, only the slowest takes fewer keys than heads.
-            keys, values = (one.repeat_interleave(shared, dim=1) for one in (k, v))
-            output = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask[:, None])
-        states = places.parts(output.transpose(1, 2).flatten(2))
+        states = places.parts(attended(q, k, v, mask))
         return _each(self, "o_proj", states), (k, v)
 
     def _projected(self, part: Tensor, expert: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,8 +130,8 @@ class MixtureLayer(nn.Module):
         self.self_attn = _Attention(sizes)
         for expert in _EXPERTS:
             self.add_module(f"mlp{expert}", _Mlp(sizes))
-            self.add_module(f"input_layernorm{expert}", _Norm(sizes.width, sizes.eps))
-            self.add_module(f"post_attention_layernorm{expert}", _Norm(sizes.width, sizes.eps))
+            self.add_module(f"input_layernorm{expert}", RmsNorm(sizes.width, sizes.eps))
+            self.add_module(f"post_attention_layernorm{expert}", RmsNorm(sizes.width, sizes.eps))
 
     def forward(
         self,
@@ -168,7 +153,7 @@ class _Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(sizes.vocab, sizes.width)
         self.layers = nn.ModuleList(MixtureLayer(sizes) for _ in range(sizes.layers))
-        self.norm, self.norm_moe_gen = _Norm(sizes.width, sizes.eps), _Norm(sizes.width, sizes.eps)
+        self.norm, self.norm_moe_gen = RmsNorm(sizes.width, sizes.eps), RmsNorm(sizes.width, sizes.eps)
 
 
 class _Language(nn.Module):
@@ -181,15 +166,12 @@ class _Language(nn.Module):
 class _Times(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(_FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
+        self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, sigma: Tensor) -> Tensor:
         """[U, D] of noise levels [U] in [0, 1]: they are not multiplied by 1000."""
-        half = _FREQUENCIES // 2
-        steps = torch.arange(half, dtype=torch.float32, device=sigma.device) / half
-        angles = sigma.float()[:, None] * torch.exp(-math.log(10000) * steps)
         first: Any = self.mlp[0]
-        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1).to(first.weight.dtype))
+        return self.mlp(waves(sigma).to(first.weight.dtype))
 
 
 class _Connector(nn.Module):
@@ -210,15 +192,15 @@ class _Grid(nn.Module):
         self.pos_embed = nn.Parameter(torch.zeros(side * side, width), requires_grad=False)
 
 
-class Bagel(nn.Module):
-    """All of the checkpoint but the ViT and the VAE. Everything goes through `forward`: what shards the module gathers
-    the weights of the root in its forward alone.
+class Bagel(PublishedModule):
+    """All of the checkpoint but the ViT and the VAE.
 
     The connector and the tables of places do not train.
     """
 
     _keys_to_ignore_on_load_unexpected: ClassVar[tuple[str, ...]] = (r"^vit_model\.",)
     """Tensors of the checkpoint that `vision.Vision` loads."""
+    others: ClassVar[tuple[str, ...]] = ("ae.safetensors",)
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -232,7 +214,7 @@ class Bagel(nn.Module):
 
     def forward(
         self,
-        mode: Literal["velocity", "log_probs", "logits", "hidden"],
+        mode: Mode,
         *,
         tokens: Tensor,
         keep: Tensor,
@@ -252,14 +234,13 @@ class Bagel(nn.Module):
         `timesteps`[`levels`], `latent_places` [N]; `features` [M, V], `feature_places` [M].
 
         velocity: [len(index), C] of the latents at `index`.
-        log_probs: of `targets` at `index` of the flattened positions, see `token_log_probs`, which takes `settings`.
-        hidden: the last states [len(index), D] there.
-        logits: [B, V] fp32 after the last token, and the keys and values of each layer, behind those of `cache`.
+        Else see `text_end`, which takes `index` and `settings`; the keys and values of each layer lie behind those of
+        `cache`.
         """
         parts, places = self._embedded(tokens, images or {})
         decoder = self.language_model.model
         # Without images and with the padding at the end nothing but causality is left to mask.
-        mask = None if mode in ("log_probs", "hidden") and not images else _mask(keep, blocks)
+        mask = None if mode in ("log_probs", "hidden") and not images else sight(keep, blocks)
         rotary = self._rotary(positions)
         kept: list[Kept] = []
         for number, layer in enumerate(decoder.layers):
@@ -268,12 +249,10 @@ class Bagel(nn.Module):
             if pair is not None:
                 kept.append(pair)
         if mode == "velocity":
-            return self.llm2vae(decoder.norm_moe_gen(parts[1].index_select(0, _given(index))))
+            assert index is not None, "velocities are those of places"
+            return self.llm2vae(decoder.norm_moe_gen(parts[1].index_select(0, index)))
         states = places.whole(_each(decoder, "norm", parts))
-        if mode == "logits":
-            return output_logits(states[:, -1], self._projection()), kept
-        hidden = states.flatten(0, 1).index_select(0, _given(index))
-        return hidden if mode == "hidden" else token_log_probs(hidden, self._projection(), **settings)
+        return self.text_end(mode, states, self.language_model.lm_head, kept=kept, index=index, **settings)
 
     def _embedded(self, tokens: Tensor, images: dict[str, Tensor]) -> tuple[Parts, _Places]:
         vocab = self.sizes.vocab
@@ -300,33 +279,6 @@ class Bagel(nn.Module):
         angles = torch.cat([angles, angles], dim=-1)
         return angles.cos(), angles.sin()
 
-    def _projection(self) -> Tensor:
-        head = self.language_model.lm_head
-        # An adapter wraps the layer and shows the weight below it: its own part would be left out without a word.
-        if type(head) is not nn.Linear:
-            raise RecipeError(
-                "backend.lora.targets: got 'lm_head', but the model computes log-probs from the output projection "
-                "itself and takes no adapter on it. Leave it out."
-            )
-        return head.weight
-
-
-def _mask(keep: Tensor, blocks: Tensor) -> Tensor:
-    """[B, L, cached + L] bool: which tokens each sees: those before it, and those of its own image."""
-    length, total = blocks.shape[1], keep.shape[1]
-    sees = torch.ones(length, total, dtype=torch.bool, device=keep.device).tril(total - length)
-    mask = sees & keep[:, None]
-    if length == total:
-        mask = mask | ((blocks[:, :, None] == blocks[:, None]) & (blocks > 0)[:, :, None])
-        # Padding sees itself: a softmax over nothing is NaN.
-        mask = mask | torch.eye(length, dtype=torch.bool, device=keep.device)
-    return mask
-
-
-def _rotated(x: Tensor, rotary: Kept) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return x * rotary[0] + torch.cat([-second, first], dim=-1) * rotary[1]
-
 
 def _each(module: nn.Module, name: str, parts: Parts) -> Parts:
     """The tokens of each expert through its own submodule of that name."""
@@ -335,8 +287,3 @@ def _each(module: nn.Module, name: str, parts: Parts) -> Parts:
 
 def _sum(parts: Parts, others: Parts) -> Parts:
     return tuple(one + other for one, other in zip(parts, others, strict=True))
-
-
-def _given(index: Tensor | None) -> Tensor:
-    assert index is not None, "this mode takes places"
-    return index

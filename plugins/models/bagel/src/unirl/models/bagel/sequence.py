@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Turn
+from unirl.model_host.unified.model import Block
 
-__all__ = ["Block", "Context", "Marks", "layout"]
+__all__ = ["Context", "Marks", "layout"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +28,6 @@ class Marks:
     """Stands for a VAE latent; no token of the vocabulary."""
     feature: int
     """Stands for a ViT feature; no token of the vocabulary."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """An image in a sequence."""
-
-    ref: MediaRef
-    kind: str
-    """`latent` or `feature`."""
 
 
 @dataclass

@@ -1,0 +1,336 @@
+"""Models that generate text and images in one sequence by one root module."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+from unirl.core.errors import BatchError, RecipeError
+from unirl.core.roles import DiffusionModel, TextModel, TokenBatch
+from unirl.core.specs.check import check_config
+from unirl.core.types.array import Ragged
+from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
+from unirl.numerics.diffusion.schedules import static_sigmas
+
+from ..checkpoint_problems import past_embedding
+from ..lazy_weights import CheckpointValues, Pieces, empty_parameters
+from ..model_files import dtype_of
+from ..tokens.causal_lm_files import load_tokenizer
+from .config import UnifiedConfig
+from .layers import Kept, PublishedModule
+
+__all__ = ["SHIFT", "Block", "Frozen", "Sampling", "SequenceOfSample", "UnifiedModel", "check_format"]
+
+SHIFT = 3.0
+"""Shift of the schedule where `sampling.schedule.shift` is not set, as in the published inference code."""
+Sampling = TextSamplingConfig | LatentSamplingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """An image in a sequence."""
+
+    ref: MediaRef
+    kind: str
+    """`latent` or `feature`."""
+
+
+class SequenceOfSample(Protocol):
+    """The sequence that a sample's text or image continues."""
+
+    tokens: list[int]
+    """Numbers of the vocabulary's size and above stand for what is no token, such as a VAE latent."""
+    blocks: list[Block]
+
+
+class Frozen(Protocol):
+    """A model's VAE and ViT: what they make of images never depends on what trains."""
+
+    def encoded(self, sequences: Sequence[Sequence[Block]]) -> dict[str, Ragged]:
+        """Conditions of the images in each sequence: name -> a tensor each."""
+        ...
+
+    def latents(self, media: Tensor) -> Tensor:
+        """Latents of images [N, 3, H, W] fp32 in [-1, 1], the most likely ones."""
+        ...
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Images [N, 3, H, W] fp32 in [0, 1]. Differentiable."""
+        ...
+
+
+class _Cache(NamedTuple):
+    layers: list[Kept]
+    shift: Tensor
+    """[B, 1] int64, what an image moves the positions of later tokens by."""
+
+
+class UnifiedModel(DiffusionModel, TextModel):
+    """A `unirl.core.roles.DiffusionModel` and a `unirl.core.roles.TextModel` of one sequence, which `_sequence` makes.
+
+    Its conditions are those of `Frozen.encoded`; those of an image also have `tokens`, n times [P], the sequence. None
+    depends on weights that train.
+    """
+
+    images: Frozen
+    _longest: int = 2**31
+    """Positions of the checkpoint."""
+
+    def __init__(
+        self,
+        config: UnifiedConfig,
+        *,
+        folder: Path,
+        files: Sequence[Path],
+        make: Callable[[], PublishedModule],
+        rows: int,
+        pieces: Pieces | None = None,
+        device: torch.device,
+        lazy: bool,
+    ) -> None:
+        """files: of the weights.  make: builds the transformer; it is called without allocating its parameters.
+        rows: of its embedding.  pieces: see `CheckpointValues`.
+
+        Raises RecipeError when the checkpoint or a setting is wrong.
+        """
+        check_config(config, key="model")
+        self.device, self.folder = device, folder
+        name, auto = self.spec.name, config.autocast
+        self.autocast = None if auto is None else dtype_of(auto, key="model.autocast", model=name)
+        self._chunk = config.logits_chunk or None
+        self.tokenizer: Any = load_tokenizer(folder)
+        if problem := past_embedding(self.vocabulary, rows=rows, media=frozenset(), where=str(folder)):
+            raise RecipeError(f"model.path: {problem}")
+        with empty_parameters(dtype_of(config.dtype, key="model.dtype", model=name)):
+            self.transformer = make().eval()
+        self._values = self.transformer.values = CheckpointValues(self.transformer, files, pieces=pieces)
+        if not lazy:
+            self.transformer.to_empty(device=device)
+            self._values.fill(self.transformer.state_dict(keep_vars=True))
+
+    @abstractmethod
+    def _sequence(self, inputs: Inputs, row: int, sampling: Sampling) -> SequenceOfSample:
+        """The sequence of an input, up to what is generated."""
+
+    @abstractmethod
+    def _layout(self, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions [B, L] and numbers of images [B, L], 0 for text, of sequences [B, L] with padding anywhere.
+
+        keep: [B, L] bool, False at padding."""
+
+    @abstractmethod
+    def _sources(self, conditions: Mapping[str, Any]) -> dict[str, Any]:
+        """The images in the conditions of a batch, as the transformer takes them; empty where it has none."""
+
+    @property
+    def trainable(self) -> torch.nn.Module:
+        return self.transformer
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `unirl.core.roles.Model`."""
+        self._values.fill(tensors)
+
+    # Text.
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        return dict(self.tokenizer.get_vocab())
+
+    @property
+    def pad_token(self) -> int:
+        result: int | None = self.tokenizer.pad_token_id
+        return self.stop_tokens[0] if result is None else result
+
+    @property
+    def packs(self) -> bool:
+        """False: a mask over a packed row would be quadratic in all its tokens."""
+        return False
+
+    @property
+    def trunk(self) -> torch.nn.Module:
+        """All of `trainable`: source images enter at its root."""
+        return self.transformer
+
+    def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
+        """The sequence of each input.
+
+        Raises RecipeError for settings that the format does not have, and for a sequence without tokens or with more
+        than the checkpoint has positions. Raises DataError for an image that cannot be read.
+        """
+        result: list[Tensor] = []
+        for row in range(inputs.num_rows):
+            tokens = self._sequence(inputs, row, sampling).tokens
+            if not tokens:
+                raise RecipeError(f"data: prompt {inputs.texts[row]!r} has no tokens; write something.")
+            self._check_length(tokens, inputs.texts[row])
+            result.append(torch.tensor(tokens, dtype=torch.int64))
+        return result
+
+    @torch.no_grad()
+    def conditions(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> Mapping[str, Ragged]:
+        """Those of each input's images."""
+        return self.images.encoded([self._sequence(inputs, row, sampling).blocks for row in range(inputs.num_rows)])
+
+    def texts(self, tokens: Sequence[Tensor]) -> list[str]:
+        """Each sample's text, without special tokens."""
+        decode: Any = self.tokenizer.decode
+        return [
+            decode(cast("Any", row).tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            for row in tokens
+        ]
+
+    def score(
+        self, batch: TokenBatch, *, temperature: float, with_entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-prob [T] fp32 of each target, and the entropy [T]."""
+        return self._of_targets(
+            "log_probs",
+            batch,
+            targets=batch.targets.to(self.device),
+            temperature=temperature,
+            with_entropy=with_entropy,
+            chunk=self._chunk,
+        )
+
+    def hidden(self, batch: TokenBatch, *, trunk: torch.nn.Module | None = None) -> Tensor:
+        """Last hidden state [T, D] at each target's position."""
+        return self._of_targets("hidden", batch, trunk=trunk)
+
+    @torch.no_grad()
+    def next_logits(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor,
+        attention_mask: Tensor,
+        cache: Any,
+        conditions: Mapping[str, Ragged] | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Logits [B, V] fp32 after the last token, and the cache. Without conditions the tokens are text alone."""
+        tokens, keep, positions = (one.to(self.device) for one in (tokens, attention_mask, positions))
+        if cache is None:
+            places, blocks = self._layout(tokens, keep)
+            shift, images = (places - positions)[:, -1:], self._sources(conditions or {})
+        else:
+            places, blocks = positions + cache.shift, torch.zeros_like(tokens)
+            shift, images = cache.shift, {}
+        with self._precision():
+            logits, layers = self.transformer(
+                "logits",
+                tokens=tokens,
+                keep=keep,
+                positions=places,
+                blocks=blocks,
+                images=images,
+                cache=None if cache is None else cache.layers,
+            )
+        return logits, _Cache(layers, shift)
+
+    def select_cache(self, cache: Any, rows: Tensor) -> Any:
+        rows = rows.to(self.device)
+        return _Cache([(keys[rows], values[rows]) for keys, values in cache.layers], cache.shift[rows])
+
+    def _of_targets(self, mode: str, batch: TokenBatch, *, trunk: torch.nn.Module | None = None, **ends: Any) -> Any:
+        name = self.spec.name
+        if batch.attention_mask is None:
+            raise BatchError(f"model {name!r}: got packed rows, expected padded ones, as `packs` is false.")
+        if not batch.conditions:
+            raise BatchError(
+                f"model {name!r}: got prompts without the conditions of their inputs, expected those of `conditions`."
+            )
+        tokens, keep = batch.tokens.to(self.device), batch.attention_mask.to(self.device)
+        positions, blocks = self._layout(tokens, keep)
+        with self._precision():
+            return (self.transformer if trunk is None else trunk)(
+                mode,
+                tokens=tokens,
+                keep=keep,
+                positions=positions,
+                blocks=blocks,
+                images=self._sources(batch.conditions),
+                index=batch.target_index.to(self.device),
+                **ends,
+            )
+
+    # Images.
+
+    @torch.no_grad()
+    def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
+        """Conditions of each input. Raises DataError for an image that cannot be read."""
+        sequences = [self._sequence(inputs, row, sampling) for row in range(inputs.num_rows)]
+        for sequence, text in zip(sequences, inputs.texts, strict=True):
+            self._check_length(sequence.tokens, text)
+        tokens = tuple(torch.tensor(one.tokens, dtype=torch.int64, device=self.device) for one in sequences)
+        return {"tokens": tokens, **self.images.encoded([one.blocks for one in sequences])}
+
+    def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
+        """`num_inference_steps` steps of a uniform grid, shifted."""
+        if sampling.schedule.variant != "exact":
+            raise RecipeError(
+                f"sampling.schedule.variant: got {sampling.schedule.variant!r}, expected 'exact': no pipeline of "
+                "diffusers has another schedule for this model."
+            )
+        return static_sigmas(sampling.num_inference_steps, shift=sampling.schedule.shift or SHIFT)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Images [N, 3, H, W] fp32 in [0, 1]. Differentiable."""
+        return self.images.decode(latents)
+
+    @torch.no_grad()
+    def latents_of(self, media: Tensor) -> Tensor:
+        """Clean latents of images [N, 3, H, W] in [0, 1]: the mean of the VAE's posterior, normalised."""
+        return self.images.latents(2 * media.to(self.device).float() - 1)
+
+    def _behind(self, contexts: Sequence[Tensor], generated: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Tokens [B, L] and their mask of sequences [P], padded on the right, each followed by the same tokens."""
+        longest = max(map(len, contexts))
+        tokens = torch.full((len(contexts), longest + len(generated)), self.pad_token, dtype=torch.int64)
+        keep = torch.ones(tokens.shape, dtype=torch.bool)
+        for row, context in enumerate(contexts):
+            tokens[row, : len(context)] = context
+            keep[row, len(context) : longest] = False
+        tokens[:, longest:] = torch.tensor(generated)
+        return tokens.to(self.device), keep.to(self.device)
+
+    def _ids(self, names: Mapping[str, str]) -> dict[str, int]:
+        """Key -> id of the token with this name. Raises RecipeError for a tokenizer that lacks one."""
+        vocabulary = self.vocabulary
+        if missing := [name for name in names.values() if name not in vocabulary]:
+            raise RecipeError(
+                f"model.path: the tokenizer in {str(self.folder)!r} lacks {', '.join(missing)}, which mark texts and "
+                "images. Use the checkpoint's own tokenizer."
+            )
+        return {key: vocabulary[name] for key, name in names.items()}
+
+    def _tokenized(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _check_length(self, tokens: Sequence[int], text: str) -> None:
+        if len(tokens) >= self._longest:
+            raise RecipeError(
+                f"data: prompt {text[:40]!r}... has {len(tokens)} tokens with its images and turns; the checkpoint has "
+                f"{self._longest} positions (max_position_embeddings). Leave it out of the prompt file."
+            )
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext()
+
+
+def check_format(sampling: TextSamplingConfig, inputs: Inputs) -> None:
+    """Raise RecipeError for settings of texts that the format of these models does not have."""
+    if sampling.thinking is not None:
+        raise RecipeError(
+            f"sampling.thinking: got {sampling.thinking}, but the format has no such switch. Leave it unset, and ask "
+            "for a thought in sampling.system_prompt."
+        )
+    if not sampling.chat and (sampling.system_prompt or inputs.turns is not None):
+        what = "sampling.system_prompt" if sampling.system_prompt else "a stage that continues from others"
+        raise RecipeError(f"sampling.chat: got false with {what}, which needs the marks of texts. Set it to true.")
