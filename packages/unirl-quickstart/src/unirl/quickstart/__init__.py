@@ -17,6 +17,7 @@ __all__ = [
     "prompts_path",
     "text_checkpoint_path",
     "text_prompts_path",
+    "unified_checkpoint_path",
     "video_checkpoint_path",
     "video_prompts_path",
     "vl_checkpoint_path",
@@ -52,6 +53,11 @@ def enhancer_checkpoint_path() -> Path:
 def enhancer_prompts_path(split: Literal["train", "heldout"]) -> Path:
     """File of clumsy captions, one JSON row each. No scene of `heldout` is in `train`."""
     return _path(f"enhancer/prompts/{split}.jsonl")
+
+
+def unified_checkpoint_path() -> Path:
+    """Folder of the tiny BAGEL that plans and draws shapes, in its published layout. Its prompts are the enhancer's."""
+    return _path("unified/checkpoint")
 
 
 def vl_checkpoint_path() -> Path:

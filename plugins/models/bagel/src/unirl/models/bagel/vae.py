@@ -49,7 +49,8 @@ def new_vae(widths: Sequence[int], *, layers: int, channels: int) -> Autoencoder
         block_out_channels=tuple(widths),
         layers_per_block=layers,
         latent_channels=channels,
-        norm_num_groups=32,
+        # 32 there; one group for each channel where a level has fewer.
+        norm_num_groups=min(32, *widths),
         scaling_factor=0.3611,
         shift_factor=0.1159,
         use_quant_conv=False,
