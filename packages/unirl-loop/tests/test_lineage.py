@@ -29,7 +29,7 @@ from unirl.core.types.serial import from_bytes, to_bytes
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.loop.credit import credited
 from unirl.loop.generation import generate_stages
-from unirl.loop.lineage import Lineage
+from unirl.loop.lineage import Lineage, fallbacks
 from unirl.loop.requests import build_request
 from unirl.loop.unfinished import check_finished
 
@@ -193,6 +193,26 @@ def test_a_track_that_does_not_continue_gets_the_text_of_its_parent_and_the_medi
     assert result.texts == ("f", "g") and result.turns is None
     # The condition is for texts.
     assert result.media == ((SOURCE,), (SOURCE,))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        ([6, 3, 7, 9], "g"),
+        # The last marker counts.
+        ([3, 6, 3, 7, 7, 9], "gg"),
+        # Without one, and with nothing behind it, the prompt.
+        ([7, 9], "draw b"),
+        ([6, 3, 9], "draw b"),
+    ],
+)
+def test_a_marker_says_where_the_input_begins(tmp_path: Path, tokens: list[int], text: str) -> None:
+    plan = plan_of(PAINTER, {**THINKS, "image": ("image", {"parent": "recaption", "marker": "c"})})
+    result = below(plan, tmp_path, [[3, 9], [4, 9], [5, 9]], [tokens, [3, 7, 9]])
+    assert result.texts == (text, "g") and result.prompts == ("draw b", "draw a")
+    inputs = root(plan)["think"].inputs.select([0, 1])
+    track = made(plan, "recaption", inputs, ["x", "y"], ["x", "y"], [tokens, [3, 7, 9]])
+    assert fallbacks({"recaption": track}, plan) == {"image/fallbacks": 0.5 if text == "draw b" else 0.0}
 
 
 def test_an_image_above_is_a_turn_and_an_instruction_the_last_one(tmp_path: Path) -> None:

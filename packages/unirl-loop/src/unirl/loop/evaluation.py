@@ -12,6 +12,7 @@ from unirl.core.types.data import Prompt
 from unirl.core.types.rollout import Rollout
 
 from .generation import generate_stages, kept_images
+from .lineage import fallbacks
 from .parts import Parts, attributed, sync_weights
 from .requests import evaluation_requests
 from .scoring import check_scored, known, mean_parts, reaches, score
@@ -46,7 +47,7 @@ def evaluate(
             evaluated=policy,
         )
         check_finished(tracks, plan)
-        metrics = left_out(tracks, plan)
+        metrics = left_out(tracks, plan) | fallbacks(tracks, plan)
         for stage in plan.stages:
             rewards = {key: parts.rewards[key] for key in stage.rewards}
             track = tracks[stage.name] = score(tracks[stage.name], rewards, parts.reward_weights, plan.rewards)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from unirl.core.types.request import Request
     from unirl.core.types.track import TextSegment, Track
 
-__all__ = ["Lineage"]
+__all__ = ["Lineage", "fallbacks"]
 
 
 class Lineage:
@@ -64,6 +64,8 @@ class Lineage:
             texts = tuple(instruction.replace("{prompt}", prompt) or prompt for prompt in prompts)
         elif parent.media is not None:
             texts = parent.media.texts
+            if marker := stage.settings.marker:
+                texts = tuple(_marked(text, marker) or prompt for text, prompt in zip(texts, prompts, strict=True))
         else:
             raise BatchError(f"stage {stage.name!r}: its parent {parent.name!r} gave no texts to go on from.")
         return Inputs(
@@ -120,3 +122,20 @@ class Lineage:
 
     def _is_image(self, name: str) -> bool:
         return self._plan.stage(name).medium == "image"
+
+
+def fallbacks(tracks: Mapping[str, Track], plan: Plan) -> dict[str, float]:
+    """Metrics: the share of the texts above each stage with a marker that the prompt replaces."""
+    metrics: dict[str, float] = {}
+    for stage in plan.stages:
+        if stage.parent is not None and stage.settings.marker:
+            media = tracks[stage.parent].media
+            texts = media.texts if media is not None else ()
+            lost = sum(not _marked(text, stage.settings.marker) for text in texts)
+            metrics[f"{plan.prefix(stage)}fallbacks"] = lost / max(1, len(texts))
+    return metrics
+
+
+def _marked(text: str, marker: str) -> str:
+    """What follows the last marker in a text; "" without one."""
+    return text.rpartition(marker)[2].strip() if marker in text else ""

@@ -22,6 +22,7 @@ from .algorithm_state import algorithm_state, end_algorithm_step
 from .costs import track_bytes
 from .evaluation import evaluate
 from .generation import kept_images
+from .lineage import fallbacks
 from .parts import Parts, attributed, stage_job
 from .phases import Phases
 from .queue import GroupQueue, ScoredGroups
@@ -135,7 +136,8 @@ def train_step(
     ahead = min(step + 1 + plan.run.max_staleness, step + 1 if should_stop() else end)
     for number in range(max(step, queue.last_step or 0) + 1, ahead):
         queue.put(number, prompts_of(number), phases=phases)
-    metrics = _drawn_metrics(rollout, step=step + 1, events=events) | left_out(rollout.tracks, plan)
+    metrics = _drawn_metrics(rollout, step=step + 1, events=events)
+    metrics |= left_out(rollout.tracks, plan) | fallbacks(rollout.tracks, plan)
     shows_samples = bool(plan.run.media_every) and step % plan.run.media_every == 0
     if shows_samples:
         trackers.samples("train", rollout, step=step)

@@ -90,6 +90,10 @@ def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
     if settings.instruction and is_alone:
         text = f"got {settings.instruction!r}; expected none, as no image comes from a parent. Leave it out."
         yield Reason(key=f"{at}.instruction", text=text)
+    is_of_text = stage.parent is not None and plan.stage(stage.parent).medium == "text"
+    if settings.marker and (stage.continues or not is_of_text):
+        why = "it continues from all of each text" if stage.continues else "it is made from no text of a parent"
+        yield Reason(key=f"{at}.marker", text=f"got {settings.marker!r}; expected none, as {why}. Leave it out.")
     if settings.shows:
         yield from _shown(plan, stage)
     if stage.parent is None:

@@ -361,6 +361,9 @@ class StageConfig:
     instruction: str = ""
     """Text that goes with the image of a parent, `{prompt}` replaced by the prompt; empty is the prompt alone. In a
     track that continues from the stages above it, the user's words that come last."""
+    marker: str = ""
+    """Where its input begins in a text of the parent: behind the last of these words. A text without them, or with
+    nothing behind them, is replaced by the prompt, and counted. Empty takes whole texts."""
     shows: list[str] = field(default_factory=lambda: list[str]())
     """Stages above the parent whose images it takes as well, where it does not continue from all of them anyway."""
     samples: int = limit(0, least=0, most=10**6)
