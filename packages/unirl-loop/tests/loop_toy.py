@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -273,6 +273,7 @@ def run(
     start: int = 0,
     held_out: Sequence[Prompt] = (),
     should_stop: Callable[[], bool] = lambda: False,
+    interrupting: Callable[[], AbstractContextManager[None]] = nullcontext,
     into: Ran | None = None,
 ) -> Ran:
     ran = into or Ran()
@@ -288,6 +289,7 @@ def run(
         trackers=Trackers({}, events),
         save=ran.saved.append,
         should_stop=should_stop,
+        interrupting=interrupting,
     )
     return ran
 

@@ -176,6 +176,7 @@ class _Run:
                 trackers=trackers,
                 save=lambda step: self._save(step, parts, events),
                 should_stop=lambda: stop.is_set,
+                interrupting=stop.interrupting,
             )
 
     def _save(self, step: int, parts: Parts, events: EventStream) -> None:

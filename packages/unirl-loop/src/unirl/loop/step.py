@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,7 @@ from .queue import GroupQueue, ScoredGroups
 from .reward_watch import RewardWatch
 from .saved_samples import save_samples
 from .scoring import constant_reward, known, mean_parts
+from .stop import Preempted
 from .unfinished import left_out
 
 __all__ = ["run_loop", "run_step", "train_step"]
@@ -45,6 +47,7 @@ def run_loop(
     trackers: Trackers,
     save: Callable[[int], None],
     should_stop: Callable[[], bool],
+    interrupting: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[int, Literal["done", "stopped"]]:
     """Run steps `start` to `run.max_steps`; returns the steps completed and whether they were all of them.
 
@@ -52,6 +55,8 @@ def run_loop(
     With `run.max_staleness` = k, step s trains on samples of the weights before the k steps ahead of it, those of
     `start` at the oldest: steps `start` to `start` + k - 1 may have newer ones than they would have had.
     `save` is called at step boundaries only, and always before this returns.
+    interrupting: context of what an urgent stop may interrupt, see `Stop.interrupting`: rollouts and evaluations, for
+    the weights of the last boundary are still there.
     """
     order = PromptOrder(len(prompts), plan.data.prompts_per_step, seed=plan.run.seed, shuffle=plan.data.shuffle)
     last, saved, watch = plan.run.max_steps, start, RewardWatch(plan.run.max_steps)
@@ -60,43 +65,53 @@ def run_loop(
         rows = order.step(step) + (order.spare(step) if plan.data.dynamic_sampling_rounds else ())
         return [prompts[row] for row in rows]
 
-    with kept_images(plan), GroupQueue(parts, plan) as queue:
-        if held_out and start == 0:
-            evaluate(parts, plan, held_out, step=0, events=events, trackers=trackers)
-        for step in range(start, last):
-            events.check()
-            if should_stop() or 0 < plan.run.stop_at <= step:
-                if saved != step:
-                    save(step)
-                return step, "stopped"
-            versions, done = parts.versions, step + 1
-            states = {name: algorithm_state(algorithm) for name, algorithm in parts.algorithms.items()}
-            try:
-                with kept_images(plan, step):
-                    train_step(
-                        queue,
-                        prompts_of,
-                        step=step,
-                        end=min(last, plan.run.stop_at or last),
-                        events=events,
-                        trackers=trackers,
-                        watch=watch,
-                        should_stop=should_stop,
-                    )
-            except Exception:
-                if parts.versions == versions and saved != step:
-                    for name, algorithm in parts.algorithms.items():
-                        if states[name]:
-                            # A step that took no update may have come as far as the end of it.
-                            algorithm.load_state(states[name])
-                    save(step)
-                raise
-            if held_out and (done == last or (plan.eval.every and done % plan.eval.every == 0)):
-                queue.settle()
-                evaluate(parts, plan, held_out, step=done, events=events, trackers=trackers)
-            if done == last or (plan.run.save_every and done % plan.run.save_every == 0):
-                save(done)
-                saved = done
+    boundary = start
+    try:
+        with kept_images(plan), GroupQueue(parts, plan) as queue:
+            if held_out and start == 0:
+                with interrupting():
+                    evaluate(parts, plan, held_out, step=0, events=events, trackers=trackers)
+            for step in range(start, last):
+                events.check()
+                if should_stop() or 0 < plan.run.stop_at <= step:
+                    if saved != step:
+                        save(step)
+                    return step, "stopped"
+                versions, done = parts.versions, step + 1
+                states = {name: algorithm_state(algorithm) for name, algorithm in parts.algorithms.items()}
+                try:
+                    with kept_images(plan, step):
+                        train_step(
+                            queue,
+                            prompts_of,
+                            step=step,
+                            end=min(last, plan.run.stop_at or last),
+                            events=events,
+                            trackers=trackers,
+                            watch=watch,
+                            should_stop=should_stop,
+                            interrupting=interrupting,
+                        )
+                except Exception:
+                    if parts.versions == versions and saved != step:
+                        for name, algorithm in parts.algorithms.items():
+                            if states[name]:
+                                # A step that took no update may have come as far as the end of it.
+                                algorithm.load_state(states[name])
+                        save(step)
+                    raise
+                boundary = done
+                if held_out and (done == last or (plan.eval.every and done % plan.eval.every == 0)):
+                    with interrupting():
+                        queue.settle()
+                        evaluate(parts, plan, held_out, step=done, events=events, trackers=trackers)
+                if done == last or (plan.run.save_every and done % plan.run.save_every == 0):
+                    save(done)
+                    saved = done
+    except Preempted:
+        if saved != boundary:
+            save(boundary)
+        return boundary, "stopped"
     return last, "done"
 
 
@@ -121,18 +136,21 @@ def train_step(
     end: int,
     watch: RewardWatch | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    interrupting: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
     """One step: rollout, reward, advantage, train. Emits `step`.
 
     prompts_of: step -> its prompts, followed with dynamic sampling by those that may replace them.  end: the first step
     that is not run; with `run.max_staleness`, rollouts of steps before it are started ahead of training on this one.
     watch: of the rewards over the run so far.  should_stop: nothing is started ahead when it says so.
+    interrupting: see `run_loop`.
     """
     parts, plan = queue.parts, queue.plan
     began, phases, num_ready = time.perf_counter(), Phases(), queue.num_ready
-    if queue.last_step is None:
-        queue.put(step, prompts_of(step), phases=phases)
-    rollout = queue.get(step, phases=phases)
+    with interrupting():
+        if queue.last_step is None:
+            queue.put(step, prompts_of(step), phases=phases)
+        rollout = queue.get(step, phases=phases)
     ahead = min(step + 1 + plan.run.max_staleness, step + 1 if should_stop() else end)
     for number in range(max(step, queue.last_step or 0) + 1, ahead):
         queue.put(number, prompts_of(number), phases=phases)
