@@ -100,7 +100,7 @@ def _light(track: Track) -> Track:
 
         # With a launcher, those of long schedules lie in other processes.
         arrays = {name: None if (array := getattr(segment, name)) is None else array.cpu() for name in PER_STEP}
-        latents = torch.zeros(track.num_rows, arrays["positions"].shape[1], 0)
+        latents = torch.zeros(track.num_rows, segment.positions.shape[1], 0)
         segment = replace(segment, latents=latents, means=None, reference_means=None, **arrays)
     media = track.media if track.media is not None and track.media.kind == "text" else None
     return replace(track, segment=segment, media=media, conditions={})
