@@ -75,7 +75,7 @@ def make_plan(**changes: Any) -> Plan:
         algorithm=choice("algorithm", ALGORITHM, Algorithm()),
         rewards={"score": choice("reward.score", REWARD, RewardConfig())},
         track="image",
-        sampling=LatentSamplingConfig(),
+        sampling=changes.pop("sampling", LatentSamplingConfig()),
         data=DataConfig(train="prompts.txt"),
     )
     return changed(plan, **changes)

@@ -157,6 +157,13 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
         ),
         (BACKEND, {"capabilities": {Cap.SLEEP}}, "capabilities.sleep: a backend has no such capability"),
         (MODEL, {"lora_targets": ()}, "lora_targets: empty, but the capability lora is claimed"),
+        (MODEL, {"restricts": {"image"}}, "restricts: 'image' is not a text track of the model"),
+        (MODEL, {"token_options": {"text"}}, "token_options: 'text' is not a text track of the model"),
+        (
+            MODEL,
+            {"tracks": {"text": "text"}, "token_options": {"text"}},
+            "token_options: track 'text' has no `options` that its logits could depend on",
+        ),
         (MODEL, {"summary": "Notes"}, "summary: got 'Notes', expected one line"),
         (MODEL, {"summary": "A model\nof images"}, "summary: got .*, expected one line"),
         (REWARD, {"scale": "0 to"}, "scale: got '0 to', expected the meaning of the score"),

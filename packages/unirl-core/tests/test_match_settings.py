@@ -13,7 +13,7 @@ from unirl.core.errors import PluginBroken
 from unirl.core.limits import limit
 from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import AdvantageConfig, EvalConfig, TrainConfig
-from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
+from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig, TextSamplingConfig
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,27 @@ def test_options_of_the_model_are_checked_as_its_dataclass_says(given: dict[str,
     assert (result == []) if says is None else result[0].startswith(says), result
     evaluated = refusals(make_plan(eval=EvalConfig(sampling={"options": given}), model=model))
     assert (evaluated == []) if says is None else evaluated[0].startswith(f"eval.{says}"), evaluated
+
+
+@pytest.mark.parametrize(
+    ("field", "words"), [("token_options", "whose logits depend on options"), ("restricts", "which restricts tokens")]
+)
+def test_texts_by_rules_of_their_model_need_an_engine_that_follows_them(field: str, words: str) -> None:
+    ruled = dataclasses.replace(
+        MODEL, tracks={"image": "text"}, capabilities={Cap.TEXT_STAGE, Cap.LORA}, **{field: frozenset({"image"})}
+    )
+    needs = Needs(track="text", log_probs="token")
+    parts: dict[str, Any] = {
+        "model": ruled,
+        "algorithm": dataclasses.replace(ALGORITHM, needs=needs),
+        "sampling": TextSamplingConfig(),
+        "reward.score": dataclasses.replace(REWARD, media="text"),
+    }
+    able = ENGINE.capabilities | {Cap.TEXT_ROLLOUT, Cap.LOG_PROBS_TOKEN}
+    (result,) = refusals(make_plan(**parts, engine=dataclasses.replace(ENGINE, capabilities=able)))
+    assert result.startswith(f"engine: track 'image' of model 'toy', {words}, needs 'token-rules'; engine 'inside'")
+    follows = dataclasses.replace(ENGINE, capabilities=able | {Cap.TOKEN_RULES})
+    assert refusals(make_plan(**parts, engine=follows)) == []
 
 
 def test_videos_need_a_rate_of_the_request_or_of_the_model() -> None:

@@ -74,6 +74,7 @@ def make_tracks() -> dict[str, Track]:
             prompt_tokens=(packed[:1], packed[:3]),
             tokens=(packed[:2], packed[2:]),
             mask=(torch.tensor([True, False]), packed[2:] > 3),
+            options=(("guidance_scale", 5.0),),
         ),
         media=Media(kind="text", values=("", "b")),
         **common,

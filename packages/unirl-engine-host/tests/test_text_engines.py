@@ -152,8 +152,19 @@ def test_a_text_whose_log_probs_are_of_other_tokens_is_refused() -> None:
     assert answer == {"finish_reasons": ["stop", "length"], "media": ["", "k"], "temperatures": [0.5, 0.5]}
     assert [result[name].tolist() for name in ("prompts", "prompt_lengths")] == [[7, 8, 9], [1, 2]]
     assert [result[name].tolist() for name in ("tokens", "log_probs", "lengths")] == [[1, 2, 3], [-1, -2, -3], [2, 1]]
+    assert "mask" not in result
     with pytest.raises(RuntimeError, match="2 tokens has 1 log-probs"):
         generated([[1, 2]], [[-1.0]], ["stop"], **read)
+
+
+def test_tokens_that_were_not_sampled_are_sent_as_a_mask() -> None:
+    read: dict[str, Any] = {"prompts": [[7], [8, 9]], "media": ["", "k"], "temperatures": [0.5, 0.5]}
+    texts: Any = ([[1, 2], [3]], [[-1.0, 0.0], [-3.0]], ["stop", "length"])
+    _, result = generated(*texts, mask=[[True, False], [True]], **read)
+    assert result["mask"].tolist() == [True, False, True]
+    assert result["mask"].dtype == torch.bool
+    with pytest.raises(RuntimeError, match="2 tokens has 1 entries in its mask"):
+        generated(*texts, mask=[[True], [True]], **read)
 
 
 def test_rows_are_read_with_the_media_of_their_key() -> None:

@@ -1,6 +1,7 @@
 """A language model of a few numbers: a recurrent state, so that a cache, padding and packing are plain to get right."""
 
 import torch
+from unirl.core.specs.spec import ModelSpec
 from unirl.numerics.tokens.log_probs import token_log_probs
 
 VOCABULARY, WIDTH = 11, 6
@@ -10,6 +11,7 @@ class TinyTextModel:
     """A `unirl.core.roles.TextModel`. Token 0 ends a text; a token is a letter, `a` for 1."""
 
     stop_tokens, pad_token, packs = (0,), 9, True
+    spec = ModelSpec(name="letters", summary="", build="", config="", tracks={"text": "text"}, trainable="")
 
     def __init__(self, *, dtype=torch.float64, seed=0):
         generator = torch.Generator().manual_seed(seed)
@@ -45,7 +47,8 @@ class TinyTextModel:
         mask = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.attention_mask is None else batch.attention_mask
         states = self.states(batch.tokens, batch.positions, mask, self.embedding.new_zeros(rows, WIDTH))
         hidden = states.flatten(0, 1)[batch.target_index]
-        return token_log_probs(hidden, self.head, batch.targets, temperature=temperature, with_entropy=with_entropy)
+        settings = {"temperature": temperature, "with_entropy": with_entropy, "allowed": batch.allowed}
+        return token_log_probs(hidden, self.head, batch.targets, **settings)
 
     def next_logits(self, tokens, *, positions, attention_mask, cache):
         start = self.embedding.new_zeros(tokens.shape[0], WIDTH) if cache is None else cache

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from unirl.core.roles import Algorithm, Job, OutputHead, Policy
 from unirl.core.specs.config import TrainConfig
+from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.numerics.tokens.divergence import token_divergence
@@ -27,6 +28,7 @@ class BigramModel(torch.nn.Module):
     """A bigram model: embedding, then output projection. A `unirl.core.roles.TextModel`."""
 
     packs, pad_token, stop_tokens = True, 0, (0,)
+    spec = ModelSpec(name="bigrams", summary="", build="", config="", tracks={"text": "text"}, trainable="")
 
     def __init__(self, seed: int, *, width_of_head: int = VOCABULARY) -> None:
         super().__init__()

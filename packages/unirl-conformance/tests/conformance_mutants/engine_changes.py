@@ -60,7 +60,12 @@ def echo(request: Request) -> Fields:
     """Settings of the request that its segment echoes."""
     if isinstance(request.params, LatentRequest):
         return {"sigmas": request.latent.sigmas, "sampler": request.latent.sampler}
-    return {"prompt_tokens": request.text.prompt_tokens, "temperature": request.text.sampling.temperature}
+    wanted = request.text
+    return {
+        "prompt_tokens": wanted.prompt_tokens,
+        "temperature": wanted.sampling.temperature,
+        "options": wanted.options,
+    }
 
 
 def latents(

@@ -32,6 +32,9 @@ GROUPS, SEEDS = "texts-of-a-group-differ", "the-same-seeds-give-the-same-texts"
 DRAWN, TOP = "tokens-are-drawn-at-the-temperature", "top-k-and-top-p-keep-the-likeliest-tokens"
 READ, SHARED = "prompts-are-read-as-tokens", "shared-weights-are-sampled-as-they-train"
 ALL_TOKENS = "log-probs-cover-the-whole-vocabulary"
+OPTIONS = "options-of-a-text-track-are-echoed-and-replayed"
+ALLOWED = "a-restricted-tokens-log-prob-is-over-what-was-allowed"
+FORCED = "forced-tokens-are-masked-and-get-no-gradient"
 GREEDY, SCORED = "temperature-0-is-greedy", "log-probs-are-those-of-the-model-at-the-temperature"
 
 
@@ -98,6 +101,15 @@ def scored_over_top_k(engine: Any, request: Request, track: Track) -> Fields:
     return {"log_probs": tuple(left)}
 
 
+def scored_over_all(engine: Any, request: Request, track: Track) -> Fields:
+    """Log-probs over the whole vocabulary, also of tokens that were restricted."""
+    free = tuple((name, name != "form" and value) for name, value in track.text.options)
+    if free == track.text.options or not request.text.sampling.temperature:
+        return {}
+    unruled = with_segment(track, options=free)
+    return {"log_probs": scored(engine, unruled, temperature=request.text.sampling.temperature)}
+
+
 def remembers_greedy_texts(engine: Any, generate: Any, request: Request) -> Track:
     """The text of a greedy request again, whatever the weights are by then."""
     if request.text.sampling.temperature:
@@ -155,6 +167,11 @@ MUTANTS = [
     texts("tokenizes-again", READ, "tokenizes the words of prompts again",
           params=lambda engine, request: {
               "prompt_tokens": tuple(engine._model.prompt_tokens(request.inputs, sampling=request.text.sampling))}),
+    texts("forgets-options", OPTIONS, "leaves an option out, and echoes it",
+          params=lambda _, request: {"options": tuple(
+              (name, 1.0 if name == "sharpness" else value) for name, value in request.text.options)}),
+    texts("scores-all", ALLOWED, "gives log-probs over all tokens where some were allowed", segment=scored_over_all),
+    texts("trains-forced", FORCED, "masks no token", segment=lambda *_: {"mask": None}),
     texts("text-version-of-the-request", "a-stale-version-is-detected", "gives texts the version that was asked for",
           track=lambda _, request, track: {"policy_version": (request.policy_version,) * track.num_rows}),
     texts("remembers-texts", SHARED, "keeps texts across a change of the weights",

@@ -225,8 +225,12 @@ LATENT = [
 # fmt: on
 MUTANTS = [*LATENT, *model_text.MUTANTS]
 BROKEN = specs(MUTANTS, module=__name__)
-SPECS = {spec.name: spec for spec in (HEALTHY, model_text.HEALTHY, *BROKEN)}
-BUILDS = {HEALTHY.name: latent_model.build, model_text.HEALTHY.name: text_model.build}
+SPECS = {spec.name: spec for spec in (HEALTHY, model_text.HEALTHY, model_text.RULED, *BROKEN)}
+BUILDS = {
+    HEALTHY.name: latent_model.build,
+    model_text.HEALTHY.name: text_model.build,
+    model_text.RULED.name: text_model.build_ruled,
+}
 build_mutant = builder(MUTANTS)
 
 
@@ -238,4 +242,4 @@ def build(config: Any, **context: Any) -> Any:
 
 
 def catalog() -> Catalog:
-    return catalog_of(plugin(models=[HEALTHY, model_text.HEALTHY]), models=BROKEN)
+    return catalog_of(plugin(models=[HEALTHY, model_text.HEALTHY, model_text.RULED]), models=BROKEN)

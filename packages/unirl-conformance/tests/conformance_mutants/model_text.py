@@ -18,6 +18,7 @@ from conformance_mutants.mutant import Mutant
 HEALTHY = replace(
     text_model.SPEC, build="conformance_mutants.model:build", text_parity="conformance_mutants.text_reference:run"
 )
+RULED = replace(text_model.RULED, build=HEALTHY.build, text_parity=HEALTHY.text_parity)
 OWN, CACHED = "own-text-replays-at-ratio-1", "cached-logits-are-those-of-the-whole-text"
 SCORES, PACKED = "scores-are-the-log-softmax-of-the-plain-logits", "padded-packed-and-single-rows-score-alike"
 PACKED_GRADIENT, BATCHING = "packing-does-not-change-the-gradient", "gradient-does-not-depend-on-batching"
@@ -135,6 +136,10 @@ MUTANTS = [
     text("halves-packed", PACKED_GRADIENT, "halves the gradient of packed batches",
          log_probs(
              lambda values, batch: values if batch.attention_mask is not None else (values + values.detach()) / 2)),
+    text("allows-all", "scores-are-over-the-allowed-tokens", "scores restricted tokens over the whole vocabulary",
+         {"score": lambda _, score, batch, **how: score(replace(batch, allowed={}), **how)},
+         spec={"build": text_model.RULED.build, "options": text_model.RULED.options,
+               "restricts": text_model.RULED.restricts, "token_options": text_model.RULED.token_options}),
     # The loop over tokens divides the logits by it.
     text("no-temperature", SCORES, "scores at temperature 1 whatever is asked",
          {"score": lambda _, score, batch, *, temperature, **how: score(batch, temperature=1.0, **how)}, also=(OWN,)),

@@ -164,6 +164,12 @@ def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
             has = f"has {kind} tracks" if kind in kinds else f"has no {kind} track"
             states = "does not state" if kind in kinds else "states"
             yield f"tracks: the model {has}, and {states} the capability {cap}."
+    for field, tracks in (("token_options", spec.token_options), ("restricts", spec.restricts)):
+        for track in sorted(tracks):
+            if spec.tracks.get(track) != "text":
+                yield f"{field}: {track!r} is not a text track of the model."
+            elif field == "token_options" and track not in spec.options:
+                yield f"{field}: track {track!r} has no `options` that its logits could depend on."
     if Cap.LORA in spec.capabilities and not spec.lora_targets:
         yield f"lora_targets: empty, but the capability {Cap.LORA} is claimed."
     for field, fact in (("lora_targets", spec.lora_targets), ("wrap_blocks", spec.wrap_blocks)):

@@ -59,16 +59,19 @@ def generated(
     prompts: Sequence[Sequence[int]],
     media: Sequence[str],
     temperatures: Sequence[float],
+    mask: Sequence[Sequence[bool]] | None = None,
 ) -> tuple[Any, Mapping[str, Any]]:
     """The answer to `generate`: `finish_reasons`, `media` and `temperatures` per completion; concatenated tensors
     `tokens` and `log_probs` with their `lengths` [N], and concatenated `prompts` with `prompt_lengths` [N].
 
     prompts, temperatures: as used by the engine's worker, not as sent to it.  media: keys computed again from the
-    tensors that it used.
+    tensors that it used.  mask: per completion and token, False where it was not sampled, such as a tool's output;
+    sent as the tensor `mask`, bool, if there is one.
     """
-    for row, values in zip(tokens, log_probs, strict=True):
-        if len(row) != len(values):
-            raise RuntimeError(f"a completion of {len(row)} tokens has {len(values)} log-probs.")
+    for name, rows_of in (("log-probs", log_probs), ("entries in its mask", mask)):
+        for row, values in zip(tokens, rows_of, strict=True) if rows_of is not None else ():
+            if len(row) != len(values):
+                raise RuntimeError(f"a completion of {len(row)} tokens has {len(values)} {name}.")
     result = {
         "prompts": torch.tensor([token for row in prompts for token in row], dtype=torch.int64),
         "prompt_lengths": torch.tensor([len(row) for row in prompts], dtype=torch.int64),
@@ -76,5 +79,7 @@ def generated(
         "log_probs": torch.tensor([value for row in log_probs for value in row], dtype=torch.float32),
         "lengths": torch.tensor([len(row) for row in tokens], dtype=torch.int64),
     }
+    if mask is not None:
+        result["mask"] = torch.tensor([value for row in mask for value in row], dtype=torch.bool)
     answer = {"finish_reasons": list(finish_reasons), "media": list(media), "temperatures": list(temperatures)}
     return answer, result

@@ -29,12 +29,14 @@ def received_track(
     truncated: Sequence[bool],
     version: int,
     conditions: Conditions | None = None,
+    mask: Sequence[Tensor] | None = None,
 ) -> Track:
     """The track of a whole request, see `text_track`.
 
     prompt_tokens, temperature: as used by the engine's worker.
     tokens: per row [L_n] int64.  log_probs: per row [L_n] fp32 under softmax(logits / temperature) over all tokens;
     None if the engine cannot return them.  conditions: that they were generated with.
+    mask: per row [L_n] bool, False where a token was not sampled, such as a tool's output; None if all were.
     """
     # Placeholders if there are none; removed again below.
     counted = [torch.zeros(len(row)) for row in tokens] if log_probs is None else log_probs
@@ -44,6 +46,7 @@ def received_track(
         tokens=tuple(tokens),
         log_probs=tuple(counted),
         truncated=tuple(truncated),
+        mask=None if mask is None else tuple(mask),
     )
     media = completion_media(model, generated.tokens, request)
     track = text_track(request, generated=generated, media=media, version=version, conditions=conditions)

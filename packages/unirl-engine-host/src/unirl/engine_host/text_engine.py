@@ -48,6 +48,7 @@ class ToTrack(Protocol):
         truncated: Sequence[bool],
         version: int,
         conditions: Conditions | None,
+        mask: Sequence[Tensor] | None,
     ) -> Track: ...
 
 
@@ -146,6 +147,7 @@ class ExternalTextEngine(ExternalEngine):
             truncated=[reason == "length" for reason in reasons],
             version=self.version,
             conditions=conditions,
+            mask=result["mask"].split(lengths) if "mask" in result else None,
         )
 
 

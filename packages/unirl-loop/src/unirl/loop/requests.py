@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from unirl.core.errors import DataError, RecipeError
 from unirl.core.match.match import placed_key
 from unirl.core.roles import diffusion_model, text_model
+from unirl.core.specs.model_options import with_defaults
 from unirl.core.types.data import Prompt
 from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.request import LatentRequest, Request, TextRequest
@@ -50,6 +51,7 @@ def step_requests(
                     sampling=stage.sampling,
                     samples_per_prompt=stage.samples,
                     model=parts.models[stage.learner.name],
+                    model_track=stage.track,
                     takes=stage.takes,
                     medium=stage.medium,
                     trajectory=stage.needs.trajectory,
@@ -77,6 +79,7 @@ def evaluation_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt]) -> 
                     sampling=stage.evaluation,
                     samples_per_prompt=plan.eval.samples_per_prompt,
                     model=parts.models[stage.learner.name],
+                    model_track=stage.track,
                     takes=stage.takes,
                     medium=stage.medium,
                     trajectory=stage.needs.trajectory,
@@ -112,12 +115,14 @@ def build_request(
     seed: int,
     rollout: int,
     policy_version: int,
+    model_track: str = "",
     takes: Collection[str] | None = None,
     medium: MediaKind | None = None,
 ) -> Request:
     """A request for a track of `samples_per_prompt` samples of each prompt, the samples of a prompt forming a group.
 
     Ids are `r<rollout>/<prompt id>` for groups and `.../<number>` for samples, so they never repeat in a run.
+    model_track: the track of the model, where `track`, the stage's name, is another.
     trajectory: the latents of a latent track that come back, see `unirl.core.specs.capability.Needs`.
     takes: roles of media that the track is generated from, see `Stage.takes`; None for all. The request has them all,
     for the stages below.  medium: see `Request`.
@@ -127,6 +132,7 @@ def build_request(
     group_ids = tuple(f"r{rollout}/{prompt.prompt_id}" for prompt, _ in expanded)
     return _request(
         Inputs.of_prompts([prompt for prompt, _ in expanded]),
+        model_track=model_track or track,
         takes=takes,
         medium=medium,
         metadata=tuple(prompt.metadata for prompt, _ in expanded),
@@ -166,6 +172,7 @@ def child_request(
     by_prompt = stage.settings.group == "prompt"
     return _request(
         inputs.select(rows),
+        model_track=stage.track,
         medium=stage.medium,
         metadata=tuple(parent.metadata[row] for row in rows),
         track=stage.name,
@@ -183,6 +190,7 @@ def child_request(
 def _request(
     inputs: Inputs,
     *,
+    model_track: str,
     takes: Collection[str] | None = None,
     medium: MediaKind | None,
     metadata: tuple[Mapping[str, Any], ...],
@@ -200,7 +208,7 @@ def _request(
     if isinstance(sampling, TextSamplingConfig):
         seeds = [sample_seed(seed=seed, rollout=rollout, sample_id=sample) for sample in sample_ids]
         read = inputs if takes is None else inputs.with_roles(takes)
-        params = _text_request(read, sampling, model=text_model(model), seeds=seeds)
+        params = _text_request(read, sampling, model=text_model(model), track=model_track, seeds=seeds)
     else:
         latent = diffusion_model(model)
         try:
@@ -237,8 +245,10 @@ def sample_seed(*, seed: int, rollout: int, sample_id: str) -> int:
 
 
 def _text_request(
-    inputs: Inputs, settings: TextSamplingConfig, *, model: TextModel, seeds: Sequence[int]
+    inputs: Inputs, settings: TextSamplingConfig, *, model: TextModel, track: str, seeds: Sequence[int]
 ) -> TextRequest:
+    if track in model.spec.options:
+        settings = dataclasses.replace(settings, options=with_defaults(model.spec, track, settings.options))
     rows, index = distinct(inputs)
     tokens = model.prompt_tokens(inputs.select(rows), sampling=settings)
     for row, prompt in zip(rows, tokens, strict=True):
@@ -253,4 +263,5 @@ def _text_request(
         prompt_tokens=tuple(tokens[at] for at in index),
         stop_tokens=tuple(dict.fromkeys([*model.stop_tokens, *settings.stop_token_ids])),
         seeds=tuple(seeds),
+        options=tuple(settings.options.items()) if track in model.spec.token_options else (),
     )

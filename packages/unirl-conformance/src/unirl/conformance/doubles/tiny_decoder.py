@@ -8,8 +8,8 @@ that has to be off. Log-probs come from a plain `log_softmax`, so that shared co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from unirl.core.errors import RecipeError
+from unirl.core.limits import limit
 from unirl.core.roles import DivergenceKind, OutputHead, TextModel, TokenBatch
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
@@ -25,7 +26,18 @@ from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.numerics.tokens.divergence import token_divergence
 
-__all__ = ["SPEC", "VOCABULARY", "TextNet", "TinyDecoder", "TinyDecoderConfig", "build", "write"]
+__all__ = [
+    "RULED",
+    "SPEC",
+    "VOCABULARY",
+    "DecoderOptions",
+    "TextNet",
+    "TinyDecoder",
+    "TinyDecoderConfig",
+    "build",
+    "build_ruled",
+    "write",
+]
 
 WIDTH, HEADS = 16, 2
 END, PAD, SYSTEM, USER, ASSISTANT, NO_THOUGHT = range(256, 262)
@@ -43,6 +55,16 @@ class TinyDecoderConfig(PartConfig):
     """Folder that `write` filled."""
 
 
+@dataclass
+class DecoderOptions:
+    """`sampling.options` of the decoder's texts, where its spec is `RULED`."""
+
+    sharpness: float = limit(1.0, above=0)
+    """Factor of all logits, before the temperature."""
+    form: bool = False
+    """Texts have a form: one of the letters a, b and c, a colon, any token, then d or e after an a, else f."""
+
+
 SPEC = ModelSpec(
     name="tiny-decoder",
     summary="A decoder of some ten thousand weights, for trying engines, algorithms and backends",
@@ -56,6 +78,15 @@ SPEC = ModelSpec(
     tiny=Miniature(write=f"{__name__}:write", sampling={"max_new_tokens": 8}, lora_layers=8, wrap_blocks=2),
     reference="the formulas of its docstrings",
 )
+RULED = replace(
+    SPEC,
+    name="ruled-decoder",
+    build=f"{__name__}:build_ruled",
+    options={"text": f"{__name__}:DecoderOptions"},
+    token_options=frozenset({"text"}),
+    restricts=frozenset({"text"}),
+)
+"""The decoder with options that its logits depend on, and with tokens that it restricts."""
 
 
 class TextBlock(nn.Module):
@@ -128,7 +159,9 @@ class TinyDecoder(TextModel):
     spec: ModelSpec = SPEC
     net_class: type[TextNet] = TextNet
 
-    def __init__(self, *, seed: int = 0, device: Any = "cpu") -> None:
+    def __init__(self, *, seed: int = 0, device: Any = "cpu", spec: ModelSpec | None = None) -> None:
+        """spec: `RULED`, or that of the class."""
+        self.spec = spec or type(self).spec
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.net = self.net_class().eval()
@@ -183,7 +216,8 @@ class TinyDecoder(TextModel):
     ) -> tuple[Tensor, Tensor | None]:
         scores = self.log_distributions(batch, temperature=temperature)
         log_probs = scores.gather(1, batch.targets.to(self.device)[:, None]).squeeze(1)
-        return log_probs, -(scores.exp() * scores).sum(dim=1) if with_entropy else None
+        finite = scores.masked_fill(scores == -torch.inf, 0.0)
+        return log_probs, -(scores.exp() * finite).sum(dim=1) if with_entropy else None
 
     def hidden(self, batch: TokenBatch, *, trunk: nn.Module | None = None) -> Tensor:
         net = self.net if trunk is None else trunk
@@ -209,17 +243,31 @@ class TinyDecoder(TextModel):
 
         def compared(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
             # In chunks: of a batch, some have a few rows and the last one fewer.
-            return token_divergence(hidden, weight, targets, teacher=teacher, chunk=7, **settings)
+            return token_divergence(
+                hidden, weight, targets, teacher=teacher, chunk=7, allowed=batch.allowed, **settings
+            )
 
         return self._ended(batch, compared)
 
     def log_distributions(self, batch: TokenBatch, *, temperature: float) -> Tensor:
-        """[T, VOCABULARY] log-probs of every token at each target's position."""
+        """[T, VOCABULARY] log-probs of every token at each target's position; -inf for those not allowed."""
         logits, _ = self.net(*self.layout(batch), index=batch.target_index.to(self.device), cache=None)
-        return torch.log_softmax(logits.float() / temperature, dim=1)
+        logits = logits.float() * batch.options.get("sharpness", 1.0)
+        if batch.allowed:
+            is_out = torch.zeros_like(logits, dtype=torch.bool)
+            for place, ids in batch.allowed.items():
+                is_out[place] = True
+                is_out[place, ids.to(self.device)] = False
+            logits = logits.masked_fill(is_out, -torch.inf)
+        return torch.log_softmax(logits / temperature, dim=1)
 
     def _ended(self, batch: TokenBatch, end: Callable[[Tensor, Tensor], Any]) -> Any:
-        return self.net(*self.layout(batch), index=batch.target_index.to(self.device), cache=None, end=end)[0]
+        sharpness: float = batch.options.get("sharpness", 1.0)
+
+        def scaled(hidden: Tensor, weight: Tensor) -> Any:
+            return end(hidden * sharpness, weight)
+
+        return self.net(*self.layout(batch), index=batch.target_index.to(self.device), cache=None, end=scaled)[0]
 
     def layout(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and positions [B, L] of a batch, and what is visible from where [B, L, L]."""
@@ -231,7 +279,13 @@ class TinyDecoder(TextModel):
 
     @torch.no_grad()
     def next_logits(
-        self, tokens: Tensor, *, positions: Tensor, attention_mask: Tensor, cache: Cache | None
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor,
+        attention_mask: Tensor,
+        cache: Cache | None,
+        options: Mapping[str, Any] | None = None,
     ) -> tuple[Tensor, Cache]:
         length, total = tokens.shape[1], attention_mask.shape[1]
         place = torch.arange(total, device=self.device)
@@ -239,7 +293,16 @@ class TinyDecoder(TextModel):
         # Padding attends to itself: a softmax over nothing is NaN.
         visible = ((place <= own) & attention_mask.to(self.device)[:, None]) | (place == own)
         logits, kept = self.net(tokens.to(self.device), positions.to(self.device), visible, index=None, cache=cache)
-        return logits.float(), kept
+        return logits.float() * (options or {}).get("sharpness", 1.0), kept
+
+    def allowed(self, tokens: Tensor, *, options: Mapping[str, Any]) -> dict[int, Tensor]:
+        """See `DecoderOptions.form`."""
+        if not options["form"]:
+            return {}
+        result = {0: b"abc", 1: b":"}
+        if len(tokens):
+            result[3] = b"de" if int(tokens[0]) == ord("a") else b"f"
+        return {place: torch.tensor([*ids]) for place, ids in result.items() if place <= len(tokens)}
 
     def select_cache(self, cache: Cache, rows: Tensor) -> Cache:
         there = rows.to(self.device)
@@ -251,7 +314,15 @@ class TinyDecoder(TextModel):
 
 
 def build(config: TinyDecoderConfig, *, device: Any) -> TinyDecoder:
-    model = TinyDecoder(device=device)
+    return _loaded(config, device=device, spec=SPEC)
+
+
+def build_ruled(config: TinyDecoderConfig, *, device: Any) -> TinyDecoder:
+    return _loaded(config, device=device, spec=RULED)
+
+
+def _loaded(config: TinyDecoderConfig, *, device: Any, spec: ModelSpec) -> TinyDecoder:
+    model = TinyDecoder(device=device, spec=spec)
     model.net.load_state_dict(load_file(Path(config.path) / WEIGHTS_FILE))
     return model
 

@@ -3,6 +3,8 @@ cache."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
@@ -134,6 +136,40 @@ def test_packing_does_not_change_the_gradient(case: TextModelCase) -> None:
     apart = sum(float((one - other).square().sum()) for one, other in zip(*result, strict=True)) ** 0.5
     # Relative, in norm: fp32 sums in another order differ by about 1e-6, more where a gradient nearly cancels.
     case.record("relative gap in norm", apart / size, bound=1e-4)
+
+
+@claim("model", track="text")
+def test_scores_are_over_the_allowed_tokens(case: TextModelCase) -> None:
+    """Where the token of a batch was chosen from some (`TokenBatch.allowed`), its log-prob and entropy are those of a
+    softmax over these alone; of a single one they are 0. All other tokens keep theirs.
+
+    If it fails: hand `allowed` of the batch to `token_log_probs`, as `unirl.model_host.tokens` does.
+    """
+    if not case.spec.restricts:
+        raise NotApplicable(f"model {case.spec.name!r} restricts no tokens")
+    with case.model() as model:
+        batch = case.batch(model)
+        prompts, texts = case.pieces(model)
+        prefixes, numbers = list[Tensor](), list[int]()
+        for prompt, text, number in zip(prompts, texts, PIECES, strict=True):
+            prefixes += [torch.cat([prompt, text[:end]]) for end in range(len(text))]
+            numbers += [number] * len(text)
+        logits = case.next_logits(model, prefixes, numbers).double().cpu()
+        targets = batch.targets.cpu()
+        # In turns: all tokens, the target alone, and the target with two others.
+        allowed = {
+            place: torch.tensor(sorted({int(target), *((0, 1) if place % 3 == 2 else ())}))
+            for place, target in enumerate(targets)
+            if place % 3
+        }
+        result, entropy = model.score(dataclasses.replace(batch, allowed=allowed), temperature=0.7, with_entropy=True)
+    assert entropy is not None
+    kept = torch.zeros_like(logits, dtype=torch.bool)
+    for place in range(len(targets)):
+        kept[place, allowed.get(place, slice(None))] = True
+    expected = torch.log_softmax(logits.masked_fill(~kept, -torch.inf) / 0.7, dim=1)
+    _hold(case, "log-probs", result, expected.gather(1, targets[:, None]).squeeze(1))
+    _hold(case, "entropies", entropy, -(expected.exp() * expected.masked_fill(~kept, 0.0)).sum(dim=1))
 
 
 def _scores(case: TextModelCase, model: TextModel, rows: list[int]) -> Tensor:

@@ -12,6 +12,7 @@ from .wording import lacks, listed
 
 if TYPE_CHECKING:
     from ..specs.plan import Learner, Plan, Stage
+    from ..specs.spec import ModelSpec
 
 __all__ = ["lineage"]
 
@@ -205,6 +206,11 @@ def _teacher(plan: Plan, stage: Stage, teacher: Learner) -> Iterator[Reason]:
             f", a model {other.name!r}; expected a model {own.name!r}, whose latents, conditions and prediction are "
             "those of this stage."
         )
+    elif own.name != other.name and _rules(own) | _rules(other):
+        yield refused(
+            f", a model {other.name!r}; expected a model {own.name!r}: options or restrictions of tokens are rules of "
+            "each model alone."
+        )
     elif own.inputs != other.inputs:
         yield refused(f", a model {other.name!r}, which reads other media than {own.name!r}; use one that does.")
     if plan.has_reference_workers:
@@ -212,6 +218,10 @@ def _teacher(plan: Plan, stage: Stage, teacher: Learner) -> Iterator[Reason]:
             f", but reference workers hold the initial weights of {stage.learner.name!r} alone; a teacher runs on the "
             "train ranks. Use launcher.reference=trainside."
         )
+
+
+def _rules(model: ModelSpec) -> frozenset[str]:
+    return model.token_options | model.restricts
 
 
 def _guided_reference(plan: Plan, stage: Stage) -> Iterator[Reason]:

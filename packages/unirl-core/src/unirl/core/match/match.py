@@ -23,7 +23,7 @@ from .lineage import lineage
 from .named_code import not_allowed
 from .sampling import DETERMINISTIC_KERNELS, sampling_problems
 from .training import training_problems
-from .wording import lacks, listed
+from .wording import lacks, lacks_token_rules, listed
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
@@ -121,6 +121,8 @@ def _pair(
         )
         result += lacks("model", model, stage, asks=f"a {each} track")
         result += lacks("engine", engine, rollout, asks=f"the {each} track of model {model.name!r}")
+    if kind is None:
+        result += lacks_token_rules("engine", engine, model, sorted(model.tracks))
     if model.needs_media:
         result += lacks("engine", engine, Cap.MEDIA_REFS, asks=f"model {model.name!r}, which needs media,")
     yield from result

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import is_dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from ..errors import PluginBroken
 from ..limits import Reason, broken_limits
 from ..names import did_you_mean
 from ..specs.capability import Cap
+from ..specs.model_options import options_class
 from ..specs.overrides import option_problems
 from ..specs.plan import Stage
 from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
-from .wording import lacks, listed
+from .wording import lacks, lacks_token_rules, listed
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
-    from ..specs.spec import EngineSpec, ModelSpec
+    from ..specs.spec import EngineSpec
 
 __all__ = ["DETERMINISTIC_KERNELS", "sampling_problems"]
 
@@ -53,7 +51,7 @@ def _options(stage: Stage, *, key: str) -> Iterator[Reason]:
             text = f"{got}; model {model.name!r} has no options of track {stage.track!r}. Remove them."
             yield Reason(key=where, text=text)
         elif given:
-            kind = _options_class(model, stage.track)
+            kind = options_class(model, stage.track)
             reasons = option_problems(kind, given, key=where)
             yield from reasons or broken_limits(kind(**given), key=where)
             if engine.needs_bridge:
@@ -61,18 +59,6 @@ def _options(stage: Stage, *, key: str) -> Iterator[Reason]:
                     f"engine {engine.name!r} has a pipeline of its own, which takes no options of model {model.name!r}."
                 )
                 yield Reason(key=where, text=f"{text} Remove them, or use an engine without a bridge.")
-
-
-def _options_class(model: ModelSpec, track: str) -> type[Any]:
-    got = f"model {model.name!r} names {model.options[track]!r} as its options"
-    module, _, name = model.options[track].partition(":")
-    try:
-        kind: Any = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise PluginBroken(f"{got}: {error}") from error
-    if not (isinstance(kind, type) and is_dataclass(kind)):
-        raise PluginBroken(f"{got}, expected a dataclass.")
-    return kind
 
 
 def _latent(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog: Catalog | None) -> Iterator[Reason]:
@@ -172,6 +158,7 @@ def _text(key: str, sampling: TextSamplingConfig, stage: Stage) -> Iterator[Reas
             yield Reason(
                 key=f"{where}.stop", text="got an empty string, which would stop every completion at once; remove it."
             )
+    yield from lacks_token_rules(stage.engine.key, stage.engine.spec, stage.model.spec, [stage.track])
     if stage.algorithm is None or stage.needs.log_probs != "token":
         return
     asks = f"algorithm {stage.algorithm.name!r} takes ratios of log-probs"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from ..limits import Reason
 from ..specs.capability import Cap
-from ..specs.spec import RewardSpec, Spec
+from ..specs.spec import EngineSpec, ModelSpec, RewardSpec, Spec
 
-__all__ = ["lacks", "listed"]
+__all__ = ["lacks", "lacks_token_rules", "listed"]
 
 
 def lacks(key: str, spec: Spec, cap: Cap, *, asks: str, others: Iterable[Spec] = (), at: str = "") -> Iterator[Reason]:
@@ -23,6 +23,15 @@ def lacks(key: str, spec: Spec, cap: Cap, *, asks: str, others: Iterable[Spec] =
         yield Reason(
             key=key, text=f"{asks} needs {cap.value!r}; {spec.kind} {spec.name!r} does not provide it.{advice}"
         )
+
+
+def lacks_token_rules(key: str, engine: EngineSpec, model: ModelSpec, tracks: Iterable[str]) -> Iterator[Reason]:
+    """Tracks whose texts this engine cannot generate as their model says."""
+    for track in tracks:
+        rules = {"whose logits depend on options": model.token_options, "which restricts tokens": model.restricts}
+        if broken := [rule for rule, names in rules.items() if track in names]:
+            asks = f"track {track!r} of model {model.name!r}, {broken[0]},"
+            yield from lacks(key, engine, Cap.TOKEN_RULES, asks=asks)
 
 
 def _unlike(other: Spec, spec: Spec) -> tuple[int, int]:

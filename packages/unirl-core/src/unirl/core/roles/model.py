@@ -157,6 +157,11 @@ class TokenBatch:
     """Generated tokens of each row; `to_rows` takes them."""
     conditions: Mapping[str, Ragged] = field(default_factory=lambda: dict[str, Ragged]())
     """name -> one entry per row, of models that read media; see `TextModel.conditions`."""
+    options: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Options that the rows were generated with, of models whose logits depend on some."""
+    allowed: Mapping[int, Array] = field(default_factory=lambda: dict[int, Array]())
+    """Number of a target -> ids [K] int64 that its token was chosen from, of models that restrict some; the others are
+    chosen from the whole vocabulary. Log-probs, entropies and divergences are over these alone."""
 
 
 DivergenceKind = Literal["forward", "reverse", "jensen"]
@@ -213,7 +218,8 @@ class TextModel(Model, Protocol):
 
     @abstractmethod
     def score(self, batch: TokenBatch, *, temperature: float, with_entropy: bool = False) -> tuple[Array, Array | None]:
-        """Log-prob [T] fp32 of each target under softmax(logits / temperature), and the entropy [T] of that.
+        """Log-prob [T] fp32 of each target under softmax(logits / temperature), over what `batch.allowed` says, and the
+        entropy [T] of that.
 
         With gradient, unless in no_grad. Never holds [B, L, V].
         """
@@ -241,8 +247,20 @@ class TextModel(Model, Protocol):
 
         positions: [B, L].  attention_mask: [B, cached + L] bool, False at padding on the left.  cache: what the call
         before gave; None at the start. No gradient. A model that reads media also takes `conditions`, one entry per
-        row: with the prompts alone, where `cache` is None; None afterwards.
+        row: with the prompts alone, where `cache` is None; None afterwards. One with `token_options` in its spec also
+        takes `options`, a mapping, in every call.
         """
+
+    def allowed(self, tokens: Array, *, options: Mapping[str, Any]) -> Mapping[int, Array]:
+        """With `restricts` in its spec: the ids [K] int64 that may be at a position of a completion, K >= 1, for each
+        position where not all may. Of one id the token is forced, and not trained on; several are chosen from at the
+        temperature, as if the vocabulary had no others.
+
+        tokens: [L] int64 on the CPU, the completion so far.  options: as in `TokenBatch`.
+        Positions are 0 to L; position p depends on the tokens before it alone, so that a whole completion gives at once
+        what it gave token by token.
+        """
+        raise absent(f"model {self.spec.name!r}", self, "allowed", "whose spec states `restricts`")
 
     @abstractmethod
     def select_cache(self, cache: Any, rows: Array) -> Any:

@@ -61,6 +61,9 @@ class Cap(StrEnum):
     """Generates from the media of a request, where the model takes them."""
     TURNS = "turns", "engine"
     """Generates from the turns of a request, where the model's track continues from them."""
+    TOKEN_RULES = "token-rules", "engine"
+    """Generates a text by rules of its model: with the options that logits depend on, and from allowed tokens alone,
+    where the model restricts them; forced ones are masked."""
     # Weights of an engine.
     WEIGHTS_SHARED = "weights-shared", "engine"
     """Samples from the very module that trains; nothing is transferred."""

@@ -140,6 +140,12 @@ class ModelSpec(Spec):
     """Name of a track -> `"module:Class"` of a dataclass with the fields of `sampling.options`, which are checked when
     a recipe is composed. The model reads them in `encode` and `schedule`; what `velocity` needs of them, `encode` puts
     into the conditions. Engines with a bridge take none."""
+    token_options: frozenset[str] = frozenset()
+    """Text tracks whose `options` change logits, or what `allowed` says, such as guidance of image tokens. They are
+    handed to `next_logits`, echoed with the completions, and part of every `TokenBatch`. Options of other text tracks
+    act in `prompt_tokens` and `conditions` alone, whose results are replayed."""
+    restricts: frozenset[str] = frozenset()
+    """Text tracks whose next token may be restricted to some, or forced: `TextModel.allowed` is then asked."""
     fps: float = 0.0
     """Frames per second of its videos where `sampling.fps` is 0; 0 for a model of images."""
     trainable: str

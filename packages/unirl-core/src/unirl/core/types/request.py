@@ -76,12 +76,16 @@ class TextRequest(Batch):
     """How one text track is sampled."""
 
     sampling: TextSamplingConfig = shared()
+    """Its `options` name every option that the track has, also those at their defaults."""
     prompt_tokens: tuple[Array, ...] = rows()
     """Per sample [P_n] int64: prompt token ids, chat template included. Engines take these instead of text."""
     stop_tokens: tuple[int, ...] = shared()
     """Stop token ids."""
     seeds: tuple[int, ...] = rows()
     """Seed of each sample, 63 bits: an engine that uses it returns the same completion whatever else it generates."""
+    options: tuple[tuple[str, Any], ...] = shared(default=())
+    """Every option that the model's logits depend on, by name, also those at their defaults; see
+    `ModelSpec.token_options`. `next_logits` takes them where there are any."""
 
     def __post_init__(self) -> None:
         self._check_rows()

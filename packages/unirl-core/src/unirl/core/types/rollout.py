@@ -51,9 +51,9 @@ def verify_echo(request: Request, track: Track) -> None:
     """Raise EchoMismatch when an engine did not use what the request said. track: its answer.
 
     Ids, sigmas, noise, SDE steps, kernel, guidance and dtype of latent tracks are compared bit for bit: an engine that
-    rounds a sigma samples from another policy than the one that is trained. So are prompt tokens and temperature of
-    text tracks; a text must end where the request says. The comparison is worth as much as the echo: an engine reads
-    these values off the objects that computed, never off the request.
+    rounds a sigma samples from another policy than the one that is trained. So are prompt tokens, temperature and
+    options of text tracks; a text must end where the request says. The comparison is worth as much as the echo: an
+    engine reads these values off the objects that computed, never off the request.
     """
     name, expected = request.track, request.params
     _compare(f"{name}.name", name, track.name)
@@ -103,6 +103,7 @@ def _check_kept(name: str, wanted: LatentRequest, track: Track) -> None:
 def _compare_text(name: str, wanted: TextRequest, track: Track) -> None:
     segment, longest = track.text, wanted.sampling.max_new_tokens
     _compare(f"{name}.temperature", wanted.sampling.temperature, segment.temperature)
+    _compare(f"{name}.options", dict(wanted.options), dict(segment.options))
     _compare(f"{name}.prompt_tokens", wanted.prompt_tokens, segment.prompt_tokens)
     for sample, status, length in zip(track.sample_ids, track.status, segment.lengths, strict=True):
         if length > longest:

@@ -234,6 +234,8 @@ class TextSegment(Batch):
     mask: tuple[Array, ...] | None = rows(default=None)
     """Per sample [L_n] bool; False tokens are not trained on (tool output, forced text)."""
     temperature: float = shared(default=1.0)
+    options: tuple[tuple[str, Any], ...] = shared(default=())
+    """The `TextRequest.options` that generated the completions; replay computes with them."""
 
     def __post_init__(self) -> None:
         self._check_rows()

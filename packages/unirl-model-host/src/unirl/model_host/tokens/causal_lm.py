@@ -226,6 +226,7 @@ class CausalLmModel(TextModel):
                 temperature=temperature,
                 with_entropy=with_entropy,
                 chunk=self._chunk,
+                allowed=batch.allowed,
             )
 
     @torch.no_grad()
@@ -250,7 +251,9 @@ class CausalLmModel(TextModel):
         targets = batch.targets.to(self.device)
 
         def compared(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-            return token_divergence(hidden, weight, targets, teacher=teacher, chunk=self._chunk, **settings)
+            return token_divergence(
+                hidden, weight, targets, teacher=teacher, chunk=self._chunk, allowed=batch.allowed, **settings
+            )
 
         return self._ended(batch, compared)
 

@@ -7,7 +7,7 @@ root holds before the forward, and frees it after) has the output projection at 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, cast
 
@@ -39,6 +39,7 @@ class TokenScores:
         temperature: float = 1.0,
         with_entropy: bool = False,
         chunk: int | None = None,
+        allowed: Mapping[int, Tensor] | None = None,
         last_logits: bool = False,
         cache: Any = None,
         end: Callable[[Tensor, Tensor], Any] | None = None,
@@ -47,7 +48,7 @@ class TokenScores:
         """Log-probs, next logits, or what transformers gives.
 
         targets: [T] int64, with target_index [T] into the flattened [B * L] positions: returns log-probs [T] of the
-        targets and their entropies [T] or None, see `token_log_probs`.
+        targets and their entropies [T] or None, see `token_log_probs`, which takes `allowed`.
         last_logits: returns logits [B, V] fp32 after the last position, and the cache, which continues `cache`.
         end: returns what it makes of the hidden states [T, D] at target_index, times `output_scale`, and the output
         projection [V, D].
@@ -77,7 +78,8 @@ class TokenScores:
             hidden: Tensor = trunk(*args, **kwargs).last_hidden_state.flatten(0, 1)[target_index]
             if end is not None:
                 return end(hidden * scale, _unbiased(head))
-            return token_log_probs(hidden, head.weight, cast(Tensor, targets), bias=head.bias, **settings)
+            expected = cast(Tensor, targets)
+            return token_log_probs(hidden, head.weight, expected, bias=head.bias, allowed=allowed, **settings)
         tokens: Tensor = args[0]
         part = OwnTargets(target_index, length=tokens.shape[1], mesh=self.shared_tokens.mesh)
         with self.shared_tokens.splitting():
@@ -85,7 +87,10 @@ class TokenScores:
         if targets is None:
             assert end is not None
             return end(part.gather(hidden) * scale, part.whole_use(_unbiased(head)))
-        scores = token_log_probs(hidden, head.weight, targets[part.which], bias=head.bias, **settings)
+        own_allowed = part.allowed(allowed or {})
+        scores = token_log_probs(
+            hidden, head.weight, targets[part.which], bias=head.bias, allowed=own_allowed, **settings
+        )
         log_probs, entropy = (None if one is None else part.gather(one) for one in scores)
         return log_probs, entropy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,6 +18,7 @@ from .output_rows import (
     row_slices,
     rows_at_a_time,
 )
+from .restricted import restricted_targets
 
 __all__ = ["dense_divergence", "token_divergence"]
 
@@ -32,6 +34,7 @@ def token_divergence(
     top_k: int | None = None,
     temperature: float = 1.0,
     chunk: int | None = None,
+    allowed: Mapping[int, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The divergence between student and teacher at every position, and the student's log-probs of the targets.
 
@@ -40,6 +43,7 @@ def token_divergence(
     and V' differ, the further rows of one are padding of the vocabulary: they are left out of its softmax.
     kind, beta, top_k: see `dense_divergence`.  temperature: of the sampler, > 0, for both.
     chunk: rows of logits at a time; as many as the budget of `output_rows` allows if None.
+    allowed: as in `token_log_probs`: both distributions are over these tokens alone.
     Returns two tensors [T], fp32 (fp64 for fp64 inputs). The first is differentiable once in hidden and weight, not in
     the teacher; the second has no gradient.
 
@@ -55,7 +59,20 @@ def token_divergence(
     theirs = (teacher.hidden.detach(), teacher.weight[:num_words].detach())
     # The whole weight as it is: FSDP2 frees and gathers its storage between forward and backward.
     own = weight if len(weight) == num_words else weight[:num_words]
-    return cast("Any", _TokenDivergence).apply(hidden, own, *theirs, targets, settings)
+    apply: Any = cast("Any", _TokenDivergence).apply
+    if not allowed:
+        return apply(hidden, own, *theirs, targets, settings)
+    split = restricted_targets(allowed, targets, num_words=num_words)
+    free = split.free
+    result = apply(hidden[free], own, theirs[0][free], theirs[1], targets[free], settings)
+    values, log_probs = (one.new_zeros(len(targets)).index_copy(0, free, one) for one in result)
+    for group, *pair in zip(split.groups, split.logits(hidden, own), split.logits(*theirs), strict=True):
+        student, other = (torch.log_softmax(logits / temperature, dim=1) for logits in pair)
+        outcomes = _outcomes(student, other.to(student.dtype), top_k)
+        values = values.index_copy(0, group.places, _values(outcomes, kind, beta))
+        chosen = student.detach().gather(1, group.chosen[:, None]).squeeze(1)
+        log_probs = log_probs.index_copy(0, group.places, chosen)
+    return values, log_probs
 
 
 def dense_divergence(

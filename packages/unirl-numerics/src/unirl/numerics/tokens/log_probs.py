@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from .output_rows import (
     row_slices,
     rows_at_a_time,
 )
+from .restricted import restricted_targets
 
 __all__ = ["output_logits", "token_log_probs"]
 
@@ -30,6 +32,7 @@ def token_log_probs(
     chunk: int | None = None,
     with_entropy: bool = False,
     bias: Tensor | None = None,
+    allowed: Mapping[int, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax((hidden @ weight.T + bias) / temperature) at the targets, without materialising all logits.
 
@@ -39,6 +42,9 @@ def token_log_probs(
     temperature: of the sampler, > 0.
     chunk: rows of logits at a time; as many as `LOGITS_BUDGET` of `output_rows` allows if None.  It affects memory, and
     the results only by the rounding of a product of another shape.
+    allowed: number of a target -> ids [K] that it was chosen from, of those that were not chosen from all, see
+    `TokenBatch`: the softmax is over these alone, and computed from their rows of the weight; of one id the log-prob
+    and the entropy are 0, without a gradient.
     Returns log-probs [T], and the entropies [T] in nats or None. Both are fp32 (fp64 for fp64 inputs) whatever the
     inputs' dtype or an autocast around the call, both differentiable once in hidden, weight and bias.
 
@@ -47,12 +53,24 @@ def token_log_probs(
     weight is computed only if needed, and accumulated in fp32 for a 16-bit weight. On CUDA the matrix products of bf16
     inputs have bf16 factors and fp32 sums; elsewhere the factors are fp32 as well.
 
-    Raises ValueError for mismatched shapes, for a target outside the vocabulary, and for a temperature or chunk that is
-    not positive.
+    Raises ValueError for mismatched shapes, for a target outside the vocabulary or what it was allowed, and for a
+    temperature or chunk that is not positive.
     """
     _check(hidden, weight, targets, bias=bias, temperature=temperature, chunk=chunk)
     rows = rows_at_a_time(weight) if chunk is None else chunk
-    return cast("Any", _TokenLogProbs).apply(hidden, weight, bias, targets, temperature, rows, with_entropy)
+    apply: Any = cast("Any", _TokenLogProbs).apply
+    if not allowed:
+        return apply(hidden, weight, bias, targets, temperature, rows, with_entropy)
+    split = restricted_targets(allowed, targets, num_words=len(weight))
+    own, further = apply(hidden[split.free], weight, bias, targets[split.free], temperature, rows, with_entropy)
+    log_probs = own.new_zeros(len(targets)).index_copy(0, split.free, own)
+    entropy = own.new_zeros(len(targets)).index_copy(0, split.free, further) if with_entropy else None
+    for group, logits in zip(split.groups, split.logits(hidden, weight, bias), strict=True):
+        scores = torch.log_softmax(logits / temperature, dim=1)
+        log_probs = log_probs.index_copy(0, group.places, scores.gather(1, group.chosen[:, None]).squeeze(1))
+        if entropy is not None:
+            entropy = entropy.index_copy(0, group.places, _entropy(scores))
+    return log_probs, entropy
 
 
 def output_logits(hidden: Tensor, weight: Tensor, *, bias: Tensor | None = None) -> Tensor:

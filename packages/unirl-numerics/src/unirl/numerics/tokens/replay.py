@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from unirl.core.errors import BatchError
 from unirl.core.roles import ReplayedTokens, TokenBatch
 
 from .batches import pack_batch, pad_batch, to_rows
+from .restricted import target_restrictions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,8 +99,11 @@ def _batch(model: TextModel, track: Track, *, packing: bool) -> TokenBatch:
     prompts, tokens = track.text.prompt_tokens, track.text.tokens
     conditions = track.conditions["positive"].expanded() if "positive" in track.conditions else None
     if packing and model.packs:
-        return pack_batch(prompts, tokens, conditions=conditions)
-    return pad_batch(prompts, tokens, pad_token=model.pad_token, conditions=conditions)
+        batch = pack_batch(prompts, tokens, conditions=conditions)
+    else:
+        batch = pad_batch(prompts, tokens, pad_token=model.pad_token, conditions=conditions)
+    options = dict(track.text.options)
+    return dataclasses.replace(batch, options=options, allowed=target_restrictions(model, tokens, options=options))
 
 
 def token_mask(segment: TextSegment) -> Tensor:

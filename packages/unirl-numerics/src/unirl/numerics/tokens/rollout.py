@@ -18,6 +18,7 @@ from unirl.core.types.track import Conditions, Status, TextSegment, Track
 
 from ..not_finite import first_not_finite
 from .draws import BLOCK, TokenSampler, draws
+from .restricted import allowed_tokens, narrowed_logits
 
 if TYPE_CHECKING:
     from unirl.core.roles import TextModel
@@ -44,20 +45,28 @@ class GeneratedText:
     tokens: tuple[Tensor, ...]
     """Per row [L_n] int64 on the CPU, including the stop token."""
     log_probs: tuple[Tensor, ...]
-    """Per row [L_n] fp32 on the CPU, under softmax(logits / temperature) over all tokens; at temperature 0 under
-    softmax(logits)."""
+    """Per row [L_n] fp32 on the CPU, under softmax(logits / temperature) over all tokens, or those allowed; at
+    temperature 0 under softmax(logits)."""
     truncated: tuple[bool, ...]
     """Cut off by the length limit."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Options that the logits were computed with, see `TextRequest`."""
+    mask: tuple[Tensor, ...] | None = None
+    """Per row [L_n] bool: False where the token was forced or otherwise not sampled; None if all were."""
 
     @classmethod
     def concat(cls, parts: Sequence[GeneratedText]) -> GeneratedText:
         (temperature,) = {part.temperature for part in parts}
+        options, masks = parts[0].options, [part.mask for part in parts]
+        assert all(part.options == options for part in parts), "parts of one request have the same options"
         return cls(
             prompt_tokens=tuple(row for part in parts for row in part.prompt_tokens),
             temperature=temperature,
             tokens=tuple(row for part in parts for row in part.tokens),
             log_probs=tuple(row for part in parts for row in part.log_probs),
             truncated=tuple(row for part in parts for row in part.truncated),
+            options=options,
+            mask=None if masks[0] is None else tuple(row for mask in masks for row in mask or ()),
         )
 
 
@@ -81,11 +90,13 @@ def generate_text(
     step until all have finished; by default only this process counts.
     """
     sampling = wanted.sampling
-    rows = _Rows(wanted)
+    options = dict(wanted.options)
+    further = {"options": options} if options else {}
+    rows = _Rows(wanted, is_restricted=bool(model.spec.restricts))
     sampler = TokenSampler(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
     prompts, mask, index, first = _distinct(model, wanted.prompt_tokens, conditions)
     logits, cache, positions = _prefill(
-        model, prompts, mask, {} if conditions is None else conditions.select(first).expanded()
+        model, prompts, mask, {} if conditions is None else conditions.select(first).expanded(), **further
     )
     read = [row[is_token].cpu() for row, is_token in zip(prompts, mask, strict=True)]
     logits, cache = logits[index], model.select_cache(cache, index)
@@ -93,14 +104,18 @@ def generate_text(
     alive = torch.arange(wanted.num_rows)
     for step in range(sampling.max_new_tokens):
         uniform = rows.uniform(alive, step)
+        allowed = rows.allowed(alive, model, options)
+        if any(ids is not None for ids in allowed):
+            logits = narrowed_logits(logits, allowed, model=model.spec.name)
         tokens, log_probs = sampler.choose(logits, uniform)
         chosen = log_probs.float().cpu()
         if not bool(chosen.isfinite().all()):
             row = int(alive[int((~chosen.isfinite()).nonzero()[0])])
             text = torch.cat([wanted.prompt_tokens[row], rows.so_far(row)])[None].to(model.device)
             own = {} if conditions is None else conditions.select([row]).expanded()
-            raise _not_finite(model, text, own)
-        goes_on = rows.add(alive, tokens.cpu(), chosen, model)
+            raise _not_finite(model, text, own, **further)
+        forced = torch.tensor([ids is not None and len(ids) == 1 for ids in allowed])
+        goes_on = rows.add(alive, tokens.cpu(), chosen, forced, model)
         is_last = step + 1 == sampling.max_new_tokens
         if not anyone(bool(goes_on.any()) and not is_last):
             break
@@ -112,11 +127,12 @@ def generate_text(
         positions = positions + 1
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         logits, cache = model.next_logits(
-            tokens[:, None], positions=positions[:, None], attention_mask=mask, cache=cache
+            tokens[:, None], positions=positions[:, None], attention_mask=mask, cache=cache, **further
         )
     return rows.found(
         prompt_tokens=[read[at] for at in cast("list[int]", cast("Any", index).tolist())],
         temperature=sampler.temperature,
+        options=options,
     )
 
 
@@ -156,6 +172,8 @@ def text_track(
             tokens=generated.tokens,
             log_probs=generated.log_probs,
             temperature=generated.temperature,
+            options=generated.options,
+            mask=generated.mask,
         ),
         media=media,
         sample_weights=torch.ones(request.num_rows),
@@ -212,21 +230,21 @@ def _distinct(
 
 
 def _prefill(
-    model: TextModel, tokens: Tensor, mask: Tensor, conditions: Mapping[str, Ragged]
+    model: TextModel, tokens: Tensor, mask: Tensor, conditions: Mapping[str, Ragged], **further: Any
 ) -> tuple[Tensor, Any, Tensor]:
     """Logits [U, V] after prompts padded on the left, KV cache, last positions [U]."""
     positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-    settings: dict[str, Any] = {"positions": positions, "attention_mask": mask, "cache": None}
+    settings: dict[str, Any] = {"positions": positions, "attention_mask": mask, "cache": None, **further}
     if conditions:
         settings["conditions"] = conditions
     logits, cache = model.next_logits(tokens, **settings)
     return logits, cache, positions[:, -1]
 
 
-def _not_finite(model: TextModel, text: Tensor, conditions: Mapping[str, Ragged]) -> RunFailed:
+def _not_finite(model: TextModel, text: Tensor, conditions: Mapping[str, Ragged], **further: Any) -> RunFailed:
     """The error for logits that are not finite after `text` [1, L], with the layer that gives them."""
     why = first_not_finite(
-        model.trainable, lambda: _prefill(model, text, torch.ones_like(text, dtype=torch.bool), conditions)
+        model.trainable, lambda: _prefill(model, text, torch.ones_like(text, dtype=torch.bool), conditions, **further)
     )
     return RunFailed(f"model {model.spec.name!r}: logits are not finite{why}")
 
@@ -234,12 +252,13 @@ def _not_finite(model: TextModel, text: Tensor, conditions: Mapping[str, Ragged]
 class _Rows:
     """Growing completions, by row of the request. Unfinished rows all have the same length, the number of steps."""
 
-    def __init__(self, wanted: TextRequest) -> None:
+    def __init__(self, wanted: TextRequest, *, is_restricted: bool) -> None:
         self._stop_tokens = torch.tensor(wanted.stop_tokens, dtype=torch.int64)
         self._stops = wanted.sampling.stop
         self._num_steps = 0
         self._tokens = torch.zeros((wanted.num_rows, BLOCK), dtype=torch.int64)
         self._log_probs = torch.zeros((wanted.num_rows, BLOCK))
+        self._mask = torch.ones((wanted.num_rows, BLOCK), dtype=torch.bool) if is_restricted else None
         self._lengths = torch.zeros(wanted.num_rows, dtype=torch.int64)
         self._ended = torch.zeros(wanted.num_rows, dtype=torch.bool)
         self._seeds = wanted.seeds
@@ -256,22 +275,40 @@ class _Rows:
         """Tokens [S] of an unfinished row."""
         return self._tokens[row, : self._num_steps]
 
-    def add(self, rows: Tensor, tokens: Tensor, log_probs: Tensor, model: TextModel) -> Tensor:
-        """[B] bool: rows unfinished after these tokens. Finished rows take no more tokens."""
+    def allowed(self, rows: Tensor, model: TextModel, options: Mapping[str, Any]) -> list[Tensor | None]:
+        """Ids that the next token of each row may have; None for all of them, and for finished rows."""
+        if self._mask is None:
+            return [None] * len(rows)
+        numbers: list[int] = cast("Any", rows).tolist()
+        return [
+            None
+            if bool(self._ended[row])
+            else allowed_tokens(model, self.so_far(row).clone(), options=options).get(self._num_steps)
+            for row in numbers
+        ]
+
+    def add(self, rows: Tensor, tokens: Tensor, log_probs: Tensor, forced: Tensor, model: TextModel) -> Tensor:
+        """[B] bool: rows unfinished after these tokens. Finished rows take no more tokens. forced: [B] bool."""
         place = self._num_steps
         if place == self._tokens.shape[1]:
             self._tokens = torch.cat([self._tokens, torch.zeros_like(self._tokens)], dim=1)
             self._log_probs = torch.cat([self._log_probs, torch.zeros_like(self._log_probs)], dim=1)
+            if self._mask is not None:
+                self._mask = torch.cat([self._mask, torch.ones_like(self._mask)], dim=1)
         taking = ~self._ended[rows]
         going, taken = rows[taking], tokens[taking]
         self._tokens[going, place] = taken
         self._log_probs[going, place] = log_probs[taking]
+        if self._mask is not None:
+            self._mask[going, place] = ~forced[taking]
         self._lengths[going] += 1
         self._num_steps += 1
         self._ended[going] = torch.isin(taken, self._stop_tokens) | self._have_stop(going, model)
         return ~self._ended[rows]
 
-    def found(self, *, prompt_tokens: Sequence[Tensor], temperature: float) -> GeneratedText:
+    def found(
+        self, *, prompt_tokens: Sequence[Tensor], temperature: float, options: Mapping[str, Any]
+    ) -> GeneratedText:
         lengths: list[int] = cast("Any", self._lengths).tolist()
         return GeneratedText(
             prompt_tokens=tuple(prompt_tokens),
@@ -279,6 +316,8 @@ class _Rows:
             tokens=_split(self._tokens, lengths),
             log_probs=_split(self._log_probs, lengths),
             truncated=tuple(not ended for ended in cast("list[bool]", cast("Any", self._ended).tolist())),
+            options=tuple(options.items()),
+            mask=None if self._mask is None else _split(self._mask, lengths),
         )
 
     def _have_stop(self, rows: Tensor, model: TextModel) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -98,6 +98,13 @@ class OwnTargets:
     def hidden(self, states: Tensor) -> Tensor:
         """[B, own, D] of this rank's tokens, or of all of rows shorter than the ranks -> [own T, D]."""
         return states.flatten(0, 1)[self._index]
+
+    def allowed(self, allowed: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The restrictions of this rank's targets, by their numbers among these."""
+        if not allowed:
+            return {}
+        own: list[int] = cast("Any", self.which).tolist()
+        return {place: allowed[number] for place, number in enumerate(own) if number in allowed}
 
     def gather(self, values: Tensor) -> Tensor:
         """[own T, ...] -> [T, ...], the same on all ranks; its gradient is that of a rank's own. Collective."""

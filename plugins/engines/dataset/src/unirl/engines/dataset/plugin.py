@@ -20,6 +20,7 @@ SPEC = EngineSpec(
         Cap.SIGMAS,
         Cap.CONDITIONS,
         Cap.MEDIA_REFS,
+        Cap.TOKEN_RULES,
         # It encodes with the model that trains, and holds no weights itself.
         Cap.WEIGHTS_SHARED,
     },

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from unirl.core.errors import DataError
+from unirl.core.errors import BatchError, DataError
 from unirl.core.roles import TextModel
 from unirl.core.types.media import Media
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track
+from unirl.numerics.tokens.restricted import trained_tokens
 from unirl.numerics.tokens.rollout import GeneratedText, text_conditions, text_track
 
 from .plugin import SPEC
@@ -43,12 +44,18 @@ class StoredTexts:
                     f"end, {text[:60]!r}, expected at most sampling.max_new_tokens, {longest}. Raise that, or leave "
                     "the prompt out."
                 )
+        try:
+            mask = trained_tokens(self._model, [tokens[text] for text in texts], options=dict(request.text.options))
+        except BatchError as error:
+            raise DataError(f"stored completions: {error}") from error
         generated = GeneratedText(
             prompt_tokens=request.text.prompt_tokens,
             temperature=request.text.sampling.temperature,
             tokens=tuple(tokens[text].clone() for text in texts),
             log_probs=tuple(torch.zeros(len(tokens[text])) for text in texts),
             truncated=(False,) * len(texts),
+            options=request.text.options,
+            mask=mask,
         )
         conditions = text_conditions(self._model, request.inputs, sampling=request.text.sampling)
         # As they are stored: `sampling.stop` cuts nothing off.

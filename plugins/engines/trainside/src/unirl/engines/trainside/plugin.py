@@ -31,6 +31,7 @@ SPEC = EngineSpec(
         Cap.PLUGIN_SAMPLERS,
         Cap.MEDIA_REFS,
         Cap.TURNS,
+        Cap.TOKEN_RULES,
         Cap.WEIGHTS_SHARED,
     },
     # Not ddim-eta: its sigmas are noise-to-signal ratios of DDPM models; these models predict velocities.
