@@ -47,7 +47,8 @@ class TextOptions:
     """`sampling.options` of its texts."""
 
     begin: str = one_of("", "think", "recaption", default="")
-    """Tag that the model's first text begins with, `<think>` or `<recaption>`; empty for none."""
+    """Tag that the model's first text begins with, `<think>` or `<recaption>`; `<recaption>` is then forced after
+    `</think>`. Empty for none."""
 
 
 @dataclass
