@@ -74,6 +74,11 @@ def test_a_tied_weight_may_be_stored_under_either_name_or_both(tmp_path: Path) -
             result = torch.zeros(5, 3)
             values.fill({asked: result})
             assert torch.equal(result, weight)
+        (folder / "again").mkdir()
+        values.save(folder / "again", {**{name: -value for name, value in VALUES.items()}, "leave.weight": -weight})
+        written = load_file(folder / "again" / "model.safetensors")
+        assert {name for name in written if name not in rest} == {*names}
+        assert all(torch.equal(written[name], -weight) for name in names)
 
 
 def test_pieces_are_put_together(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from unirl.models.hunyuan_image3.model import HunyuanImageModel, build
 from unirl.models.hunyuan_image3.resolutions import Resolutions
 from unirl.models.hunyuan_image3.sequence import moves
 from unirl.numerics.tokens.batches import pad_batch
+from unirl.numerics.tokens.restricted import target_restrictions
 
 IMAGE = LatentSamplingConfig(num_inference_steps=4, height=64, width=64)
 TEXT = TextSamplingConfig(max_new_tokens=4)
@@ -100,6 +101,32 @@ def test_a_continued_sequence_scores_as_one_sequence(
         with torch.no_grad():
             result.append(model.score(batch, temperature=1.0)[0][-3:])
     assert float((result[0] - result[1]).abs().max()) <= 1e-6
+
+
+def test_a_recaption_is_forced_after_a_thought_and_weighs_nothing(model: HunyuanImageModel) -> None:
+    """Log-probs of the other tokens are those without the rule."""
+    end, tag = words(model, "</think>", "<recaption>")
+    tokens = torch.tensor([40, end, tag, 41, end])
+    options = {"begin": "think"}
+    assert not model.allowed(tokens, options={"begin": ""})
+    assert {place: ids.tolist() for place, ids in model.allowed(tokens, options=options).items()} == {
+        2: [tag],
+        5: [tag],
+    }
+    inputs, sampling = given(("a ring",)), dataclasses.replace(TEXT, options=options)
+    batch = pad_batch(
+        model.prompt_tokens(inputs, sampling=sampling),
+        [tokens],
+        pad_token=model.pad_token,
+        conditions=model.conditions(inputs, sampling=sampling),
+    )
+    allowed = target_restrictions(model, [tokens], options=options)
+    with torch.no_grad():
+        free, _ = model.score(batch, temperature=1.0)
+        ruled, _ = model.score(dataclasses.replace(batch, options=options, allowed=allowed), temperature=1.0)
+    assert ruled[2] == 0 and free[2] < 0
+    # 1e-6 nats: the projection of one row less.
+    assert float((ruled - free)[[0, 1, 3, 4]].abs().max()) <= 1e-6
 
 
 def test_every_token_of_a_turn_counts(model: HunyuanImageModel) -> None:

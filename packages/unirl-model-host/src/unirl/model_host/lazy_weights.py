@@ -113,10 +113,8 @@ class CheckpointValues:
         self._pieces: dict[str, Sequence[Piece]] = {}
         tied: dict[int, list[str]] = {}
         for name, tensor in module.state_dict(keep_vars=True).items():
-            shape = tuple(tensor.shape)
             self._dtypes[name] = tensor.dtype
-            whole = (Piece(name=name, start=(0,) * len(shape), size=shape),)
-            self._pieces[name] = (pieces(name, shape) if pieces else ()) or whole
+            self._pieces[name] = (pieces(name, tuple(tensor.shape)) if pieces else ()) or (_whole(name, tensor),)
             tied.setdefault(id(tensor), []).append(name)
         for names in tied.values():
             # A tied weight is stored under one of its names, or under each of them.
@@ -153,7 +151,9 @@ class CheckpointValues:
         """
         parts: dict[Path, dict[str, list[tuple[Piece, Tensor]]]] = {file: {} for file in self._files}
         for name, tensor in tensors.items():
-            for piece in self._pieces[name]:
+            # Of tied weights, each that is stored.
+            pieces = (_whole(name, tensor),) if name in self._stored else self._pieces[name]
+            for piece in pieces:
                 file, stored, _ = self._stored[piece.name]
                 parts[file].setdefault(stored, []).append((piece, tensor))
         dims = {(file, stored): len(shape) for file, stored, shape in self._stored.values()}
@@ -197,6 +197,10 @@ class CheckpointValues:
                     f"{where} have {name!r} as {list(shape)}, expected {list(expected)} by config.json. Fetch the "
                     "checkpoint again."
                 )
+
+
+def _whole(name: str, tensor: Tensor) -> Piece:
+    return Piece(name=name, start=(0,) * tensor.ndim, size=tuple(tensor.shape))
 
 
 def stored_tensor(parts: Sequence[tuple[Piece, Tensor]], *, dims: int) -> Tensor:

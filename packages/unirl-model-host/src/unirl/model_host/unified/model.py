@@ -198,6 +198,7 @@ class UnifiedModel(DiffusionModel, TextModel):
             temperature=temperature,
             with_entropy=with_entropy,
             chunk=self._chunk,
+            allowed=batch.allowed,
         )
 
     def hidden(self, batch: TokenBatch, *, trunk: torch.nn.Module | None = None) -> Tensor:
@@ -213,8 +214,11 @@ class UnifiedModel(DiffusionModel, TextModel):
         attention_mask: Tensor,
         cache: Any,
         conditions: Mapping[str, Ragged] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> tuple[Tensor, Any]:
-        """Logits [B, V] fp32 after the last token, and the cache. Without conditions the tokens are text alone."""
+        """Logits [B, V] fp32 after the last token, and the cache. Without conditions the tokens are text alone. Options
+        may restrict tokens (`allowed`); logits do not depend on any."""
+        del options
         tokens, keep, positions = (one.to(self.device) for one in (tokens, attention_mask, positions))
         if cache is None:
             places, blocks = self._layout(tokens, keep)

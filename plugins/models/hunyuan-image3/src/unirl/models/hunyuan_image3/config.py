@@ -35,11 +35,10 @@ class HunyuanImageConfig(UnifiedConfig):
 
     def start(self, stage: Stage) -> tuple[tuple[str, Any], ...]:
         sampling = stage.sampling
-        begin: str = getattr(sampling, "options", {}).get("begin", "")
+        begin: str = sampling.options.get("begin", "")
         if isinstance(sampling, TextSamplingConfig):
             return ("chat", sampling.chat), ("system_prompt", sampling.system_prompt), ("options.begin", begin)
-        assert isinstance(sampling, LatentSamplingConfig)
-        prompt = sampling.options.get("system_prompt", "")
+        prompt: str = sampling.options.get("system_prompt", "")
         return ("chat", True), ("options.system_prompt", prompt), ("options.begin", begin)
 
 
@@ -48,7 +47,8 @@ class TextOptions:
     """`sampling.options` of its texts."""
 
     begin: str = one_of("", "think", "recaption", default="")
-    """Tag that the model's first text begins with, `<think>` or `<recaption>`; empty for none."""
+    """Tag that the model's first text begins with, `<think>` or `<recaption>`; `<recaption>` is then forced after
+    `</think>`. Empty for none."""
 
 
 @dataclass

@@ -93,6 +93,13 @@ class HunyuanImageModel(UnifiedModel):
     def hidden_size(self) -> int:
         return self.sizes.width
 
+    def allowed(self, tokens: Tensor, *, options: Mapping[str, Any]) -> Mapping[int, Tensor]:
+        """Where a text begins with a tag, a recaption follows the end of a thought."""
+        if not options["begin"]:
+            return {}
+        ends: list[int] = (tokens == self.marks.think_end).nonzero()[:, 0].tolist()
+        return {end + 1: torch.tensor([self.marks.recaption]) for end in ends}
+
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
         """Velocity x1 - x0 of latents [B, C, h, w], each row behind its own sequence."""
         height, width = x.shape[2:]

@@ -32,6 +32,8 @@ SPEC = ModelSpec(
         "text": "unirl.models.hunyuan_image3.config:TextOptions",
         "image": "unirl.models.hunyuan_image3.config:ImageOptions",
     },
+    token_options=frozenset({"text"}),
+    restricts=frozenset({"text"}),
     trainable="transformer",
     lora_targets=("qkv_proj", "o_proj"),
     wrap_blocks=("ExpertsLayer",),
