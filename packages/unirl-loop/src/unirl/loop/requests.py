@@ -249,9 +249,9 @@ def _text_request(
 ) -> TextRequest:
     if track in model.spec.options:
         settings = dataclasses.replace(settings, options=with_defaults(model.spec, track, settings.options))
-    length = model.completion_length(sampling=settings) if track in model.spec.media else None
-    if length is not None:
-        _check_fixed(length, settings, of=f"track {track!r} of model {model.spec.name!r}")
+    fixed = model.completion_length(sampling=settings) if track in model.spec.media else None
+    if fixed is not None:
+        _check_fixed(fixed, settings, of=f"track {track!r} of model {model.spec.name!r}")
     rows, index = distinct(inputs)
     tokens = model.prompt_tokens(inputs.select(rows), sampling=settings)
     for row, prompt in zip(rows, tokens, strict=True):
@@ -264,10 +264,10 @@ def _text_request(
     return TextRequest(
         sampling=settings,
         prompt_tokens=tuple(tokens[at] for at in index),
-        stop_tokens=() if length is not None else tuple(dict.fromkeys([*model.stop_tokens, *settings.stop_token_ids])),
+        stop_tokens=() if fixed is not None else tuple(dict.fromkeys([*model.stop_tokens, *settings.stop_token_ids])),
         seeds=tuple(seeds),
         options=tuple(settings.options.items()) if track in model.spec.token_options else (),
-        length=length,
+        length=fixed,
     )
 
 
