@@ -22,7 +22,8 @@ SPEC = ModelSpec(
     token_options=frozenset({"image"}),
     trainable="causal_lm",
     lora_targets="unirl.model_host.module_names:trained_attention_layers",
-    wrap_blocks="unirl.model_host.module_names:unsplit_blocks",
+    # Not the quantizer of `_no_split_modules`: its codebook is read outside of its own forward.
+    wrap_blocks=("LlamaDecoderLayer", "JanusVisionEncoderLayer"),
     tiny=Miniature(
         write="unirl.models.janus.tiny:write",
         media="unirl.models.janus.tiny:media",
