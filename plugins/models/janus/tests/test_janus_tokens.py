@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from unirl.core.errors import BatchError, DataError, RecipeError
 from unirl.core.roles import TokenBatch
-from unirl.core.types.data import Prompt
+from unirl.core.types.data import MediaRef, Prompt
 from unirl.core.types.inputs import Inputs, Turn
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import TextSamplingConfig
@@ -29,10 +29,10 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 """fp32 in another order: log-probs of some nats, logits of some ten."""
 
 
-def image_request(model: JanusModel, scale: float, inputs: Inputs | None = None, **settings: Any) -> Request:
+def image_request(model: JanusModel, scale: float, **settings: Any) -> Request:
     sampling = TextSamplingConfig(**{"max_new_tokens": SIZE, "options": {"guidance_scale": scale}, **settings})
     prompts = [Prompt(prompt_id=text, text=text) for text in TEXTS]
-    request = build_request(
+    return build_request(
         prompts,
         track="picture",
         model_track="image",
@@ -45,8 +45,6 @@ def image_request(model: JanusModel, scale: float, inputs: Inputs | None = None,
         rollout=0,
         policy_version=0,
     )
-    assert inputs is None or inputs.num_rows == request.num_rows
-    return request
 
 
 def generated(model: JanusModel, request: Request) -> GeneratedText:
@@ -177,7 +175,8 @@ def test_an_image_continues_the_tokens_of_its_plan(model: JanusModel) -> None:
         [*starts[0].tolist(), *plan.tokens, boi],
         [*starts[1].tolist(), *plan.tokens, *words, boi],
     ]
-    drawn = dataclasses.replace(plan, tokens=(), media=tiny.media(Path("/tmp"), number=2) or (object(),))  # type: ignore[arg-type]
+    image = MediaRef(modality="image", role="condition", uri="a.png")
+    drawn = dataclasses.replace(plan, tokens=(), media=(image,))
     with pytest.raises(RecipeError, match=r"stages\.plan: got an image to continue from"):
         model.prompt_tokens(dataclasses.replace(inputs, turns=((drawn,), ())), sampling=sampling)
 
