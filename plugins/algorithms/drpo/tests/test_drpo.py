@@ -22,6 +22,7 @@ from unirl.conformance.reference import TokenLossInputs
 from unirl.core.limits import broken_limits
 from unirl.core.roles import Job, ReplayedTokens
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
+from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 from unirl.numerics.tokens.log_probs import token_log_probs
@@ -241,6 +242,7 @@ class Unigram:
     """A language model of five numbers, and an updater that keeps its gradient."""
 
     packs, pad_token = True, 0
+    spec = ModelSpec(name="unigram", summary="", build="", config="", tracks={"text": "text"}, trainable="")
     device, num_ranks, gradient_reduction = torch.device("cpu"), 1, "sum"
 
     def __init__(self) -> None:

@@ -249,6 +249,9 @@ def _text_request(
 ) -> TextRequest:
     if track in model.spec.options:
         settings = dataclasses.replace(settings, options=with_defaults(model.spec, track, settings.options))
+    fixed = model.completion_length(sampling=settings) if track in model.spec.media else None
+    if fixed is not None:
+        _check_fixed(fixed, settings, of=f"track {track!r} of model {model.spec.name!r}")
     rows, index = distinct(inputs)
     tokens = model.prompt_tokens(inputs.select(rows), sampling=settings)
     for row, prompt in zip(rows, tokens, strict=True):
@@ -261,7 +264,20 @@ def _text_request(
     return TextRequest(
         sampling=settings,
         prompt_tokens=tuple(tokens[at] for at in index),
-        stop_tokens=tuple(dict.fromkeys([*model.stop_tokens, *settings.stop_token_ids])),
+        stop_tokens=() if fixed is not None else tuple(dict.fromkeys([*model.stop_tokens, *settings.stop_token_ids])),
         seeds=tuple(seeds),
         options=tuple(settings.options.items()) if track in model.spec.token_options else (),
+        length=fixed,
     )
+
+
+def _check_fixed(length: int, settings: TextSamplingConfig, *, of: str) -> None:
+    """Raise RecipeError for settings that a completion of a fixed number of tokens cannot honour."""
+    if settings.max_new_tokens < length:
+        raise RecipeError(
+            f"sampling.max_new_tokens: got {settings.max_new_tokens}, expected {length} or more, the tokens of each "
+            f"sample of {of}."
+        )
+    for name in ("stop", "stop_token_ids"):
+        if value := getattr(settings, name):
+            raise RecipeError(f"sampling.{name}: got {value}, but nothing stops a sample of {of}. Leave it out.")

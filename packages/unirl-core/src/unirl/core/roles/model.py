@@ -212,6 +212,11 @@ class TextModel(Model, Protocol):
     def texts(self, tokens: Sequence[Array]) -> list[str]:
         """Each sample's tokens [L] as text, without special tokens."""
 
+    def completion_length(self, *, sampling: TextSamplingConfig) -> int | None:
+        """Tokens of every completion where the model fixes them, such as those of an image's grid; None where stop
+        tokens end it. Asked of text tracks with a medium in `ModelSpec.media`."""
+        return None
+
     def media_of(self, tokens: Sequence[Array], *, sampling: TextSamplingConfig) -> Media:
         """With a medium in `ModelSpec.media` for a text track: what each sample's tokens [L] become. No gradient."""
         raise absent(f"model {self.spec.name!r}", self, "media_of", "whose spec states `media`")

@@ -86,6 +86,8 @@ class TextRequest(Batch):
     options: tuple[tuple[str, Any], ...] = shared(default=())
     """Every option that the model's logits depend on, by name, also those at their defaults; see
     `ModelSpec.token_options`. `next_logits` takes them where there are any."""
+    length: int | None = shared(default=None)
+    """Tokens of every completion, where the model fixes it: it is COMPLETED there, and nothing stops it before."""
 
     def __post_init__(self) -> None:
         self._check_rows()

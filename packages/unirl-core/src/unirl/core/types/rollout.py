@@ -106,6 +106,11 @@ def _compare_text(name: str, wanted: TextRequest, track: Track) -> None:
     _compare(f"{name}.options", dict(wanted.options), dict(segment.options))
     _compare(f"{name}.prompt_tokens", wanted.prompt_tokens, segment.prompt_tokens)
     for sample, status, length in zip(track.sample_ids, track.status, segment.lengths, strict=True):
+        if wanted.length is not None and (length, status) != (wanted.length, Status.COMPLETED):
+            raise EchoMismatch(
+                f"{name}.tokens of {sample!r}: got {length}, {status.name}, expected {wanted.length}, COMPLETED: the "
+                "model fixes their number."
+            )
         if length > longest:
             raise EchoMismatch(f"{name}.tokens of {sample!r}: got {length}, expected at most {longest}.")
         if status is Status.TRUNCATED and length < longest:

@@ -78,7 +78,8 @@ def generate_text(
     conditions: Conditions | None = None,
     anyone: Callable[[bool], bool] = bool,
 ) -> GeneratedText:
-    """Generate from every prompt of `wanted` until a stop token, a stop string or the length limit.
+    """Generate from every prompt of `wanted` until a stop token, a stop string or the length limit; or the number of
+    tokens that the model fixes.
 
     conditions: of each row, for a `TextModel`.
     Each distinct prompt is prefilled once, whatever its number of samples: prompts of equal tokens and other conditions
@@ -102,7 +103,8 @@ def generate_text(
     logits, cache = logits[index], model.select_cache(cache, index)
     positions, mask = positions[index], mask[index]
     alive = torch.arange(wanted.num_rows)
-    for step in range(sampling.max_new_tokens):
+    longest = sampling.max_new_tokens if wanted.length is None else wanted.length
+    for step in range(longest):
         uniform = rows.uniform(alive, step)
         allowed = rows.allowed(alive, model, options)
         if any(ids is not None for ids in allowed):
@@ -116,7 +118,7 @@ def generate_text(
             raise _not_finite(model, text, own, **further)
         forced = torch.tensor([ids is not None and len(ids) == 1 for ids in allowed])
         goes_on = rows.add(alive, tokens.cpu(), chosen, forced, model)
-        is_last = step + 1 == sampling.max_new_tokens
+        is_last = step + 1 == longest
         if not anyone(bool(goes_on.any()) and not is_last):
             break
         if (~goes_on).float().mean() >= _SHRINK and bool(goes_on.any()):
@@ -255,6 +257,7 @@ class _Rows:
     def __init__(self, wanted: TextRequest, *, is_restricted: bool) -> None:
         self._stop_tokens = torch.tensor(wanted.stop_tokens, dtype=torch.int64)
         self._stops = wanted.sampling.stop
+        self._has_fixed_length = wanted.length is not None
         self._num_steps = 0
         self._tokens = torch.zeros((wanted.num_rows, BLOCK), dtype=torch.int64)
         self._log_probs = torch.zeros((wanted.num_rows, BLOCK))
@@ -315,7 +318,9 @@ class _Rows:
             temperature=temperature,
             tokens=_split(self._tokens, lengths),
             log_probs=_split(self._log_probs, lengths),
-            truncated=tuple(not ended for ended in cast("list[bool]", cast("Any", self._ended).tolist())),
+            truncated=tuple(
+                not ended for ended in cast("list[bool]", cast("Any", self._ended | self._has_fixed_length).tolist())
+            ),
             options=tuple(options.items()),
             mask=None if self._mask is None else _split(self._mask, lengths),
         )

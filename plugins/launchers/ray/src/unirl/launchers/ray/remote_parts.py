@@ -116,6 +116,10 @@ class RemoteModel(Model):
         (tokens,) = self._ask("prompt_tokens", inputs, sampling)
         return tokens
 
+    def completion_length(self, *, sampling: TextSamplingConfig) -> int | None:
+        (length,) = self._ask("completion_length", sampling)
+        return length
+
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         result = self._stop_tokens

@@ -202,6 +202,9 @@ class Worker:
     def prompt_tokens(self, learner: str, inputs: Inputs, sampling: TextSamplingConfig) -> list[Tensor]:
         return text_model(self.parts.models[learner]).prompt_tokens(inputs, sampling=sampling)
 
+    def completion_length(self, learner: str, sampling: TextSamplingConfig) -> int | None:
+        return text_model(self.parts.models[learner]).completion_length(sampling=sampling)
+
     def stop_tokens(self, learner: str) -> tuple[int, ...]:
         return text_model(self.parts.models[learner]).stop_tokens
 
