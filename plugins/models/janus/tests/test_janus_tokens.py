@@ -31,7 +31,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 def image_request(model: JanusModel, scale: float, **settings: Any) -> Request:
     sampling = TextSamplingConfig(**{"max_new_tokens": SIZE, "options": {"guidance_scale": scale}, **settings})
-    prompts = [Prompt(prompt_id=text, text=text) for text in TEXTS]
+    prompts = [Prompt(prompt_id=text, text=text, metadata={}) for text in TEXTS]
     return build_request(
         prompts,
         track="picture",
