@@ -85,7 +85,11 @@ def smaller(plan: Plan, factory: PartFactory) -> Iterator[str]:
         tiny = stage.learner.model.spec.tiny
         assert tiny is not None
         name = f"sampling.{stage.name}" if len(plan.stages) > 1 else "sampling"
-        yield from (f"{name}.{key}={value}" for key, value in tiny.sampling.items() if key in SIZES)
+        yield from (
+            f"{name}.{key}={value}"
+            for key, value in tiny.sampling.items()
+            if key in SIZES and hasattr(stage.sampling, key)
+        )
 
 
 def write_prompts(plan: Plan, factory: PartFactory, folder: Path) -> Path:

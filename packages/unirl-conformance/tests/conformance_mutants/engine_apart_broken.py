@@ -25,6 +25,7 @@ from conformance_mutants.mutant import Mutant, builder, catalog_of, plugin, spec
 LINEAGE, SPLIT = "every-sample-comes-back-with-its-lineage", "samples-do-not-depend-on-how-a-request-is-split"
 CONDITIONS, NOT_SHARED = "returned-conditions-are-those-used", "inputs-of-one-text-are-not-shared"
 OF_PLUGINS = "kernels-and-guidances-of-plugins-are-computed"
+TURNS = "a-sample-goes-on-from-its-own-turns"
 # Without the process of an external engine.
 LATENTS = replace(engine_apart.OF_LATENTS, build=COPYING.build)
 TEXTS = replace(engine_apart.SPEC, build=COPYING.build)
@@ -71,12 +72,12 @@ def apart(
 OWN = [
     # Samples of other rows, with the conditions of those, wherever rows are not in that order.
     apart("sorts-its-samples", LINEAGE, "gives samples in the order of their prompts the ids of the request",
-          {"generate": sorts_samples}, also=(CONDITIONS, NOT_SHARED, SPLIT)),
+          {"generate": sorts_samples}, also=(CONDITIONS, NOT_SHARED, SPLIT, TURNS)),
     apart("sorts-its-texts", TEXT_LINEAGE, "gives texts in the order of their prompts the ids of the request",
           {"generate": sorts_texts}, also=(SEEDS,), spec=TEXTS),
     apart("drops-the-last-word", CONDITIONS, "encodes prompts without their last word",
           {"_latents": rollout(request=without_last_word, track=lambda _, request, track: {"inputs": request.inputs})},
-          also=(NOT_SHARED, OF_PLUGINS)),
+          also=(NOT_SHARED, OF_PLUGINS, TURNS)),
     apart("stays-stale", USED, "answers full weights and keeps those that it had",
           {"write_full": lambda _, write_full, update: dict(update.tensors)}, also=(HALF_FULL, NEWEST, SLEEP, ASLEEP)),
     apart("binds-no-layer", SCALED, "takes adapters, and binds them to no layer",

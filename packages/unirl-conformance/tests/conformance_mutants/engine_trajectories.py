@@ -101,7 +101,7 @@ MUTANTS = [
     latents("ignores-negatives", "negative-prompts-are-used-and-returned", "always guides away from the empty prompt",
             also=(OF_PLUGINS,), sampling=lambda _: {"negative_prompt": ""}),
     latents("orders-conditions", "returned-conditions-are-those-used", "returns conditions as if groups stood together",
-            also=("inputs-of-one-text-are-not-shared",),
+            also=("inputs-of-one-text-are-not-shared", "a-sample-goes-on-from-its-own-turns"),
             track=lambda _, request, track: {"conditions": {
                 name: replace(one, index=one.index.sort().values) for name, one in track.conditions.items()}}),
 ]

@@ -67,7 +67,7 @@ def test_any_stage_of_its_kind_is_generated_and_another_kind_refused(case: Engin
     with case.engine(model) as engine:
         case.sample(engine, dataclasses.replace(request, track="a stage"))
     if len(set(model.spec.tracks.values())) > 1:
-        return  # the other kind is one of its own
+        return  # the model has tracks of both kinds
     _refuses(
         case, dataclasses.replace(request, track="another", params=params_of_another_kind(request)), naming="another"
     )
