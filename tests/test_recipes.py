@@ -95,14 +95,17 @@ def test_a_recipe_takes_every_engine_that_generates_its_tracks(
             if stage.engine.spec.name == engine:
                 # The recipe itself, which is accepted.
                 continue
-            section = "engine" if len(stages) == 1 else f"engine@engine.{stage.name}"
+            # One section for the engine of all stages, or one for each.
+            is_shared = stage.name not in compose_config(name, catalog=catalog, directory=ROOT).config.engine
+            section = "engine" if is_shared else f"engine@engine.{stage.name}"
             words = [f"{section}={engine}", "data.train=prompts.txt"]
             if plan.launcher is not None and plan.launcher.spec.name == "ray":
                 # Workers for an engine that does not sample with the module that trains.
                 words.append("launcher.placement=separate")
             changed = compose(name, words, catalog=catalog, directory=ROOT)
             verdict = match(changed, catalog=catalog)
-            fits = stage.kind in GENERATES[engine]
+            changes = stages if is_shared else [stage]
+            fits = all(each.kind in GENERATES[engine] for each in changes)
             if stage.learner.model.spec.needs_media:
                 fits = fits and Cap.MEDIA_REFS in changed.stages[number].engine.spec.capabilities
             if changed.stages[number].engine.spec.needs_bridge:

@@ -493,7 +493,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     folder, splits = args.out / "checkpoint", draw_splits(seed=args.seed)
     painter: Any = AutoencoderKL.from_pretrained(
-        checkpoint_path(), subfolder="vae", local_files_only=True, torch_dtype=torch.float32
+        checkpoint_path(), subfolder="vae", local_files_only=True, trust_remote_code=False, torch_dtype=torch.float32
     )
     vae = build_vae(painter)
     generator = torch.Generator().manual_seed(args.seed)
