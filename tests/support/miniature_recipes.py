@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 from unirl.conformance.part_factory import PartFactory
 from unirl.core.recipe.compose import compose_config, plan_of
+from unirl.core.recipe.files import find_recipe, recipe_roots
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.specs.spec import EngineSpec, ModelSpec, RewardSpec
 
@@ -35,7 +36,7 @@ def miniature_words(name: str, factory: PartFactory, folder: Path, *, directory:
     lacks_prompts = OmegaConf.is_missing(composed.config.data, "train")
     composed.config.data.train = "prompts.jsonl"
     plan = plan_of(composed, catalog=factory.catalog)
-    rows = write_prompts(plan, factory, folder)
+    rows = write_prompts(plan, factory, folder, directory=directory)
     words = list(shorter(plan))
     if lacks_prompts:
         words.append(f"data.train={rows}")
@@ -92,15 +93,17 @@ def smaller(plan: Plan, factory: PartFactory) -> Iterator[str]:
         )
 
 
-def write_prompts(plan: Plan, factory: PartFactory, folder: Path) -> Path:
+def write_prompts(plan: Plan, factory: PartFactory, folder: Path, *, directory: Path) -> Path:
     """Prompts with all that a stage of the plan reads of them, and stored samples in `stored.jsonl` beside them."""
     stage = plan.stages[-1]
     found = next(one for one in factory.catalog.parts() if one.spec == stage.learner.model.spec)
     sets = [each for each in stage.engine.spec.samples if len(each) == stage.samples]
+    # The line of a prompt file in its header.
+    shows_sources = '"source"' in find_recipe(plan.recipe, recipe_roots(directory)).file.read_text(encoding="utf-8")
     prompts: list[dict[str, Any]] = []
     stored: list[dict[str, Any]] = []
     for number in range(8):
-        media = [vars(one) for one in factory.needed_media(found, number)]
+        media = [vars(one) for one in (factory.media if shows_sources else factory.needed_media)(found, number)]
         prompts.append({"prompt": f"prompt {number}", "metadata": {}, "media": media})
         stored.append({"prompt": f"prompt {number}", "metadata": {}, "media": []})
         for role in sets[0] if sets else ():
