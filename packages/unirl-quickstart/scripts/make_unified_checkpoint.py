@@ -125,6 +125,8 @@ def places_table(side: int, width: int) -> Tensor:
 
 
 def start_weights(model: Bagel) -> None:
+    """Random, but that queries of latents start as their keys: a token attends to its like, which in a drawing that is
+    shown is the one at the same place."""
     for name, parameter in model.named_parameters():
         if "pos_embed" in name:
             parameter.data = places_table(int(len(parameter) ** 0.5), parameter.shape[1])
@@ -134,6 +136,12 @@ def start_weights(model: Bagel) -> None:
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
     nn.init.zeros_(model.llm2vae.weight)
+    own = dict(model.named_parameters())
+    heads, kv_heads = LANGUAGE_SIZES["num_attention_heads"], LANGUAGE_SIZES["num_key_value_heads"]
+    for name, parameter in own.items():
+        if name.endswith("q_proj_moe_gen.weight"):
+            keys = own[name.replace("q_proj", "k_proj")].data.unflatten(0, (kv_heads, -1))
+            parameter.data = keys.repeat_interleave(heads // kv_heads, dim=0).flatten(0, 1)
 
 
 def write_start(folder: Path, tokenizer: Any, vae: AutoencoderKL) -> None:
@@ -216,6 +224,12 @@ class Author:
             if not scene.is_held_out:
                 again = texts[-1:] if self._random.random() < 0.2 else []
                 return Example(prompt.prompt, self._turns([*texts, *again]), self._drawing(scene))
+
+    def copy(self) -> Example:
+        """The drawing that is shown, with the critique that it is right."""
+        scene = self._random.choice(self._scenes)
+        draft = self._random.choice(self._drawings[scene])
+        return Example(scene.caption, (draft.turn, *self._turns([critique_of(scene, scene)])), draft.latents)
 
     def _drawing(self, scene: Scene) -> Tensor:
         return self._random.choice(self._drawings[scene]).latents
@@ -319,7 +333,7 @@ def pretrain(
     generator = torch.Generator().manual_seed(args.seed)
     losses: list[tuple[float, float]] = []
 
-    def loss_of(_: int) -> Tensor:
+    def loss_of(step: int) -> Tensor:
         texts = [author.text() for _ in range(args.texts)]
         before = inputs_of([one.prompt for one in texts], [one.turns for one in texts])
         batch = pad_batch(
@@ -329,7 +343,8 @@ def pretrain(
             conditions=model.conditions(before, sampling=WRITTEN),
         )
         text_loss = -model.score(batch, temperature=1.0)[0].mean()
-        drawings = [author.drawing() for _ in range(args.images)]
+        # Attention to the same place of a draft is learnt from copies alone, or not at all in so few steps.
+        drawings = [author.copy() if step < args.copies else author.drawing() for _ in range(args.images)]
         shown = inputs_of([one.prompt for one in drawings], [one.turns for one in drawings])
         conditions = model.encode(shown, sampling=DRAWN)
         clean = torch.stack([cast(Tensor, one.target) for one in drawings])
@@ -474,7 +489,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=PACKAGE, help="gets the folder `checkpoint`")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vae-steps", type=int, default=300)
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--copies", type=int, default=200, help="steps at the start that draw copies of drafts")
     parser.add_argument("--texts", type=int, default=24, help="texts of a step")
     parser.add_argument("--images", type=int, default=48, help="images of a step")
     parser.add_argument("--text-weight", type=float, default=0.3)
