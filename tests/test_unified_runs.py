@@ -1,0 +1,70 @@
+"""One model's texts and images in one run: the joint step, a resume, and several ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import copy_up_to, run, steps, tensors
+
+pytestmark = pytest.mark.slow
+
+UNIFIED = (
+    "data.prompts_per_step=2",
+    "data.eval=''",
+    "stages.plan.samples=2",
+    "stages.image.samples=2",
+    "sampling.image.num_inference_steps=4",
+    "run.media_every=0",
+    "run.keep=0",
+    "~tracker.report",
+    # A second reward that no two images share: the shapes of eight images may all score the same.
+    "+reward@reward.light=brightness",
+    "reward.light.weight=0.1",
+)
+
+
+def after_a_step(folder: Path, *words: str) -> dict[str, torch.Tensor]:
+    """Weights after one gradient step of size 1: AdamW divides by `eps` alone where it is large."""
+    plain = ("backend.lr=1000", "backend.eps=1000", "backend.weight_decay=0", "backend.max_grad_norm=null")
+    once = ("run.max_steps=1", "train.updates_per_step=1", "run.save_every=1")
+    run(folder, *plain, *once, *words, recipe="quickstart-unified", small=UNIFIED)
+    return {name: value for name, value in tensors(folder, 1).items() if name.startswith("/weights/")}
+
+
+def test_a_joint_step_moves_by_the_sum_of_the_gradients(tmp_path: Path) -> None:
+    both = after_a_step(tmp_path / "both")
+    plan = after_a_step(tmp_path / "plan", "~algorithm.image")
+    image = after_a_step(tmp_path / "image", "~algorithm.plan", "stages.image.credit=none")
+    start = after_a_step(tmp_path / "start", "backend.lr=1e-30")
+    moved = {"plan": 0, "image": 0}
+    for name, value in start.items():
+        of_plan, of_image = plan[name].double() - value, image[name].double() - value
+        # Weights of order 1 in fp32.
+        torch.testing.assert_close(both[name].double() - value, of_plan + of_image, rtol=0, atol=1e-6)
+        moved["plan"] += float(of_plan.abs().max()) > 1e-4
+        moved["image"] += float(of_image.abs().max()) > 1e-4
+    assert min(moved.values()) > 20, moved
+
+
+def test_two_steps_and_two_after_a_resume_equal_four(tmp_path: Path) -> None:
+    words = ("run.max_steps=4", "run.save_every=2")
+    whole = run(tmp_path / "whole", *words, recipe="quickstart-unified", small=UNIFIED)
+    resumed = run(
+        tmp_path,
+        "run.max_steps=4",
+        resume=copy_up_to(whole.folder, 2, tmp_path / "parts"),
+        recipe="quickstart-unified",
+        small=(*UNIFIED, *words),
+    )
+    assert (resumed.status, resumed.step) == ("done", 4)
+    assert steps(whole.folder) == steps(resumed.folder)
+    expected, result = tensors(whole.folder, 4), tensors(resumed.folder, 4)
+    assert expected.keys() == result.keys()
+    assert all(
+        torch.equal(value, result[name]) if isinstance(value, torch.Tensor) else value == result[name]
+        for name, value in expected.items()
+    )
+    for metrics in steps(whole.folder).values():
+        assert metrics["plan/ratio_max_dev_first"] == metrics["image/ratio_max_dev_first"] == 0
