@@ -8,7 +8,7 @@ two things to learn from its images alone: to plan by captions, and to draw them
 It knows the captions of the first quickstart as well: it draws them at once, says what is wrong with a drawing, at
 times of another one, and draws again: the same if the drawing was right.
 The VAE is that of the first quickstart, which is trained on for a few steps. Seeded throughout; the same machine and
-library versions give the same bytes. About eight minutes on one core.
+library versions give the same bytes. About a quarter of an hour on one core.
 """
 
 from __future__ import annotations
@@ -489,7 +489,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=PACKAGE, help="gets the folder `checkpoint`")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vae-steps", type=int, default=300)
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--copies", type=int, default=200, help="steps at the start that draw copies of drafts")
     parser.add_argument("--texts", type=int, default=24, help="texts of a step")
     parser.add_argument("--images", type=int, default=48, help="images of a step")

@@ -54,7 +54,7 @@ _SETTINGS: dict[str, Any] = {
     "image_base_size": _BASE,
     "vae": {
         "latent_channels": 4,
-        "block_out_channels": [32, 32, 64, 64, 64],
+        "block_out_channels": [32, 32, 32, 64, 64],
         "layers_per_block": 1,
         "ffactor_spatial": 16,
         "ffactor_temporal": 4,
@@ -75,7 +75,8 @@ _SETTINGS: dict[str, Any] = {
 
 
 def write(folder: Path, *, seed: int, has_roles: bool = True) -> None:
-    """Write a HunyuanImage-3.0 of about 1 M random parameters; same seed, same bytes.
+    """Write a HunyuanImage-3.0 of about 5 M random parameters, most of them of its VAE; same seed, same
+    bytes.
 
     4 experts, of which a token takes 2; 4 heads share 2 keys; 16x VAE with 4 channels.
     has_roles: whether it is an instructed checkpoint.
