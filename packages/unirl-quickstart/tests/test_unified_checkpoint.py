@@ -125,6 +125,7 @@ def test_revisions_name_what_is_wrong_and_draw_what_was_asked(script: ModuleType
             assert drawn.turns[0].media[0].uri == f"{drawn.prompt}#{int(drawn.target[1])}"
 
 
+@pytest.mark.slow
 def test_it_is_as_good_as_its_card_says(model: BagelModel, script: ModuleType, tmp_path: Path) -> None:
     card = (unified_checkpoint_path() / "README.md").read_text()
     pattern = r"^\| (heldout|train) \| (planned|at once|kept|revised) \|" + r" ([\d.]+) \|" * 4 + "$"

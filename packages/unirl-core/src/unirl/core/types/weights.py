@@ -102,7 +102,7 @@ def fingerprint(tensor: Array) -> int:
     factors = _factors(str(flat.device))
     if flat.numel() % 4 or flat.storage_offset() % 4:
         flat = torch.nn.functional.pad(flat, (0, -flat.numel() % 4))
-    words = flat.view(torch.int32)
+    words: Any = flat.view(torch.int32)
     # Products are twice as large as words: such as fit in the cache of a core, and as keep a device busy.
     rows = 16 if flat.device.type == "cpu" else 1024
     while True:
@@ -134,7 +134,7 @@ def _factors(device: str) -> Array:
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     state = (state ^ (state >> np.uint64(31))) | np.uint64(1)
-    return torch.from_numpy(state.view(np.int64)).to(device)
+    return torch.tensor(state.view(np.int64), device=device)
 
 
 class Described(Protocol):

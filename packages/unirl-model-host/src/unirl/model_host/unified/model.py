@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -73,14 +73,17 @@ class _Cache(NamedTuple):
     """[B, 1] int64, what an image moves the positions of later tokens by."""
 
 
-class UnifiedModel(DiffusionModel, TextModel):
+F = TypeVar("F", bound=Frozen)
+
+
+class UnifiedModel(DiffusionModel, TextModel, Generic[F]):
     """A `unirl.core.roles.DiffusionModel` and a `unirl.core.roles.TextModel` of one sequence, which `_sequence` makes.
 
     Its conditions are those of `Frozen.encoded`; those of an image also have `tokens`, n times [P], the sequence. None
     depends on weights that train.
     """
 
-    images: Frozen
+    images: F
     _longest: int = 2**31
     """Positions of the checkpoint."""
 

@@ -45,7 +45,8 @@ def allowed_tokens(model: TextModel, tokens: Tensor, *, options: Mapping[str, An
         if int(ids.min()) < 0:
             raise RunFailed(f"{name} token {int(ids.min())}, expected ids from 0.")
         # Twice the same id would count twice in a softmax.
-        result[place] = cast("Tensor", torch.unique(ids.cpu()))
+        untyped: Any = ids.cpu()
+        result[place] = untyped.unique()
     return result
 
 
@@ -81,7 +82,7 @@ def trained_tokens(
     if not model.spec.restricts:
         return None
     forced = [place for place, ids in target_restrictions(model, completions, options=options).items() if len(ids) == 1]
-    mask = torch.ones(sum(map(len, completions)), dtype=torch.bool)
+    mask: Any = torch.ones(sum(map(len, completions)), dtype=torch.bool)
     mask[forced] = False
     return tuple(row.clone() for row in mask.split([len(tokens) for tokens in completions]))
 

@@ -33,7 +33,7 @@ def build(config: BagelConfig, *, device: Any, lazy: bool = False) -> BagelModel
     return BagelModel(config, device=torch.device(device), lazy=lazy)
 
 
-class BagelModel(UnifiedModel):
+class BagelModel(UnifiedModel[Images]):
     """Both tracks read one sequence: the system prompt, source images, the prompt's text, the turns. Numbers of the
     vocabulary's size and above in its tokens stand for VAE latents and ViT features.
 

@@ -34,7 +34,7 @@ def build(config: HunyuanImageConfig, *, device: Any, lazy: bool = False) -> Hun
     return HunyuanImageModel(config, device=torch.device(device), lazy=lazy)
 
 
-class HunyuanImageModel(UnifiedModel):
+class HunyuanImageModel(UnifiedModel[Images]):
     """Both tracks read one sequence: the system prompt, source images, the prompt's text, the turns. The numbers of
     `Stand` in its tokens stand for timesteps, VAE latents and ViT features.
 
@@ -128,8 +128,8 @@ class HunyuanImageModel(UnifiedModel):
 
     def _sequence(self, inputs: Inputs, row: int, sampling: Sampling) -> Context:
         text, turns = inputs.texts[row], () if inputs.turns is None else inputs.turns[row]
-        marks, is_text = self.marks, isinstance(sampling, TextSamplingConfig)
-        if is_text:
+        marks = self.marks
+        if isinstance(sampling, TextSamplingConfig):
             check_format(sampling, inputs)
             options, system, chat = TextOptions(**sampling.options), sampling.system_prompt, sampling.chat
         else:

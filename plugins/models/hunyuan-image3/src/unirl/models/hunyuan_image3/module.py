@@ -164,7 +164,7 @@ class _Mixture(nn.Module):
         self.chosen = sizes.chosen[layer]
         self.gate = _Gate(sizes)
         self.shared_mlp = _SharedMlp(sizes.width, sizes.shared[layer])
-        config = Qwen3MoeConfig(
+        config = cast(Any, Qwen3MoeConfig)(
             num_experts=sizes.experts,
             hidden_size=sizes.width,
             moe_intermediate_size=sizes.inner[layer],

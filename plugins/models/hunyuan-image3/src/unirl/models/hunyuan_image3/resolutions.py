@@ -48,7 +48,7 @@ class Resolutions:
 
     def nearest(self, height: int, width: int) -> int:
         """Number of the ratio that is nearest to that of a source image."""
-        return min(enumerate(self.sizes), key=lambda item: abs(item[1][0] / item[1][1] - height / width))[0]
+        return min(enumerate(self.sizes), key=lambda item: abs(item[1][0] / item[1][1] - height / max(width, 1)))[0]
 
     def problems(self, sampling: LatentSamplingConfig) -> Iterator[Reason]:
         """A reason for a size without a token, keys relative to the section of sampling."""

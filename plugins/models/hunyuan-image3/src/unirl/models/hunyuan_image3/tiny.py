@@ -91,13 +91,13 @@ def write(folder: Path, *, seed: int, has_roles: bool = True) -> None:
     tokenizer.save_pretrained(folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        parts = (HunyuanImage(sizes_of(folder)), Vision(settings["vit"]), HunyuanVae(vae_sizes(settings["vae"])))
-        for part in parts:
+        modules = (HunyuanImage(sizes_of(folder)), Vision(settings["vit"]), HunyuanVae(vae_sizes(settings["vae"])))
+        for part in modules:
             for name, tensor in part.named_parameters():
                 # torch leaves tensors of experts as they are.
                 if ".experts." in name:
                     nn.init.normal_(tensor, std=0.1)
-        tensors = {name: tensor for part in parts for name, tensor in _random(part).items()}
+        tensors = {name: tensor for part in modules for name, tensor in _random(part).items()}
     stored = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     parts: dict[str, list[tuple[Piece, Tensor]]] = {}
     for name in tensors.keys() - stored.keys():

@@ -6,7 +6,7 @@ All compute is in the forward of the root: a backend that shards it gathers what
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +99,7 @@ class JanusForConditionalGeneration(modeling_janus.JanusForConditionalGeneration
         if pixels is not None:
             assert is_seen is not None
             own = self.model.vision_model.embeddings.patch_embedding.weight.dtype
-            features: Tensor = self.model.get_image_features(pixels.to(own), return_dict=True).pooler_output
+            features: Tensor = cast(Any, self.model).get_image_features(pixels.to(own), return_dict=True).pooler_output
             embedded = embedded.masked_scatter(is_seen[..., None], features.to(embedded.dtype))
         return embedded
 

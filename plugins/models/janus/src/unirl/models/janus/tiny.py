@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import transformers
@@ -34,7 +35,7 @@ _TEMPLATE = """\
 
 def write(folder: Path, *, seed: int) -> None:
     """Write a `JanusForConditionalGeneration` of about 0.4 M random parameters; same seed, same bytes."""
-    words = transformers.PreTrainedTokenizerFast(
+    words: Any = transformers.PreTrainedTokenizerFast(
         tokenizer_object=byte_tokenizer(_SPECIAL).backend_tokenizer,
         bos_token=_SPECIAL[0],
         pad_token=_SPECIAL[1],
