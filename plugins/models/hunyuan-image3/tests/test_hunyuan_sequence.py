@@ -201,7 +201,7 @@ def test_the_schedule_is_uniform_and_shifted_by_3(model: HunyuanImageModel) -> N
 
 
 def test_a_size_without_a_token_is_refused_with_the_nearest_ratio(model: HunyuanImageModel) -> None:
-    wrong = r"^sampling\.height: got 64 x 80 \(height x width\), which .* no token for\. The nearest ratio is that of"
+    wrong = r"^sampling\.width: got 64 x 80 \(height x width\), which .* no token for\. The nearest ratio is that of"
     with pytest.raises(RecipeError, match=wrong):
         model.latent_shape(dataclasses.replace(IMAGE, width=80))
     with pytest.raises(RecipeError, match=wrong):

@@ -56,7 +56,7 @@ class Resolutions:
         if self.ratio(height, width) is None:
             near = self.sizes[self.nearest(height, width)]
             text = f"got {height} x {width} (height x width), which the checkpoint has no token for. The nearest ratio "
-            key = ".width" if height == near[0] else ".height"
+            key = ".width" if any(height == size[0] for size in self.sizes) else ".height"
             yield Reason(key=key, text=f"{text}is that of {near[0]} x {near[1]}.")
         if sampling.frames != 1:
             yield Reason(key=".frames", text=f"got {sampling.frames}, expected 1: the model generates single images.")
