@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -62,7 +62,7 @@ class Columns:
         sources = {column for column in self.names.values() if column}
         result = {name: value for name, value in row.items() if name not in sources and name not in self.names}
         for name, column in self.names.items():
-            if column in row:
+            if column and column in row:
                 result[name] = row[column]
             elif self.own_names and column and name in row:
                 result[name] = row[name]
@@ -86,8 +86,8 @@ class Columns:
         for role in ROLES:
             if role not in row:
                 continue
-            value = row[role]
-            items = cast(list[object], value) if isinstance(value, list) else [value]
+            value: object = row[role]
+            items = _items(value)
             if (items and all(map(_is_embedded, items))) or (self.names.get(role) and _is_file_name(value)):
                 refs += [self._ref(item, role, number, where=where, path=path) for number, item in enumerate(items)]
                 del row[role]
@@ -97,8 +97,8 @@ class Columns:
                     f"video ending in {', '.join((*IMAGES, *VIDEOS))}; got {_shown(value)}."
                 )
         for name, value in row.items():
-            items = cast(list[object], value) if isinstance(value, list) and value else [value]
-            if all(map(_is_embedded, items)):
+            items = () if isinstance(value, str) else _items(value)
+            if items and all(map(_is_embedded, items)):
                 raise DataError(f"{where}: column {name!r} holds images, which have no role. {self._advice(name)}")
         return tuple(refs)
 
@@ -108,12 +108,11 @@ class Columns:
         return f"Name it, such as data.columns.{taken[0]}={name}. {advice}." if taken else f"{advice}."
 
     def _ref(self, item: object, role: str, number: int, *, where: str, path: Path) -> MediaRef:
-        fields = cast(dict[str, Any], item) if isinstance(item, dict) else {}
-        content: object = fields.get("bytes") if fields else item
+        fields = cast(dict[str, object], item) if isinstance(item, dict) else {"bytes": item, "path": item}
+        content, uri = fields["bytes"], fields["path"]
         if isinstance(content, bytes):
-            uri = str(self._written(content, f"{role}{number or ''}", where=where, path=path))
-            return MediaRef(modality="image", role=role, uri=uri)
-        uri = fields.get("path") if fields else item
+            file = self._written(content, f"{role}{number or ''}", where=where, path=path)
+            return MediaRef(modality="image", role=role, uri=str(file))
         if not isinstance(uri, str) or not uri:
             raise DataError(f"{where}: {role!r} has neither the bytes nor the path of an image.")
         modality = "video" if uri.lower().endswith(VIDEOS) else "image"
@@ -171,9 +170,15 @@ def is_json(value: object) -> bool:
     return value is None or isinstance(value, (str, bool, int))
 
 
+def _items(value: object) -> list[object]:
+    return cast(list[object], value) if isinstance(value, list) else [value]
+
+
 def _is_embedded(value: object) -> bool:
     """An image as `datasets` and parquet keep it: the bytes of a file, or {bytes, path}."""
-    return isinstance(value, bytes) or (isinstance(value, dict) and value.keys() == {"bytes", "path"})
+    return isinstance(value, bytes) or (
+        isinstance(value, dict) and {*cast(dict[str, object], value)} == {"bytes", "path"}
+    )
 
 
 def _is_file_name(value: object) -> bool:

@@ -74,9 +74,10 @@ def read_prompts(
     prompts, problems, keys = PackedPrompts(), list[tuple[str, str]](), set[str]()
     first: dict[str, str] = {}
     for index, (where, values) in enumerate(read_rows(path, reading)):
-        keys.update(cast(dict[str, object], values) if isinstance(values, dict) else ())
+        if isinstance(values, dict):
+            keys.update(cast(dict[str, object], values))
         try:
-            prompt = row.prompt(values, where=where, index=index)
+            prompt = row.prompt(cast(object, values), where=where, index=index)
         except DataError as error:
             problems.append((where, str(error).removeprefix(f"{where}: ")))
             continue
@@ -235,7 +236,7 @@ class _RowReader:
         prompt_id = table.get("prompt_id", f"{self.path.name}:{index}")
         if not isinstance(prompt_id, (str, int)) or isinstance(prompt_id, bool) or prompt_id == "":
             raise DataError(f"{where}: 'prompt_id' must be a non-empty string; got {_shown(prompt_id)}.")
-        media = _media(table, where=where, folder=self.path.parent)
+        media = _media(table, where=where, path=self.path)
         media += self.columns.media_of(table, where=where, path=self.path)
         metadata = self._metadata(table, where)
         return Prompt(prompt_id=str(prompt_id), text=text, metadata=metadata, media=media, where=where)
@@ -277,7 +278,7 @@ def _check_text(text: str, what: str) -> None:
         raise DataError(f"{what} is {size} bytes long; the limit is {MAX_PROMPT_BYTES}.")
 
 
-def _media(row: Mapping[str, Any], *, where: str, folder: Path) -> tuple[MediaRef, ...]:
+def _media(row: Mapping[str, Any], *, where: str, path: Path) -> tuple[MediaRef, ...]:
     keys = [key for key in ("media", "media_refs") if row.get(key) is not None]
     if len(keys) == 2:
         raise DataError(f"{where}: got both 'media' and 'media_refs'; keep one.")
@@ -298,7 +299,9 @@ def _media(row: Mapping[str, Any], *, where: str, folder: Path) -> tuple[MediaRe
         values = cast(dict[str, str], fields)
         refs.append(
             MediaRef(
-                modality=values["modality"], role=values["role"], uri=local_uri(values["uri"], folder, f"{place}.uri")
+                modality=values["modality"],
+                role=values["role"],
+                uri=local_uri(values["uri"], path.parent, f"{place}.uri"),
             )
         )
     return tuple(refs)

@@ -62,8 +62,8 @@ def read_rows(path: Path, reading: Reading) -> Rows:
         if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.exists():
             hint = f" A dataset of the Hub is hf://datasets/{path}@COMMIT/SPLIT."
         raise DataError(
-            f"{path}: got {ending}, expected a prompt file ending in {', '.join(READERS)}, a folder that `datasets` has "
-            f"saved, or a folder of images with captions.{hint}"
+            f"{path}: got {ending}, expected a prompt file ending in {', '.join(READERS)}, a folder that `datasets` "
+            f"has saved, or a folder of images with captions.{hint}"
         )
     if not path.exists():
         raise DataError(f"{path}: no such prompt file.")
@@ -133,7 +133,7 @@ def _csv(path: Path, reading: Reading) -> Rows:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             table = csv.reader(file, strict=True)
-            names = next(table, [])
+            names = next(table, list[str]())
             columns = {*reading.columns(path, names)}
             line = table.line_num + 1
             for cells in table:
@@ -295,25 +295,31 @@ def _line_numbers(text: str, key: str) -> list[int]:
 
 
 def _parsed(text: str, where: str, path: Path, *, first_line: int) -> object:
-    def no_number(word: str) -> object:
-        raise DataError(f"{where}: {word} is not JSON; write a number, or null.")
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        table = dict(pairs)
-        if len(table) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise DataError(f"{where}: duplicate key {twice!r} in one object; keep one.")
-        return table
-
     try:
-        return json.loads(text, parse_constant=no_number, object_pairs_hook=unique)
+        return _DECODER.decode(text)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{first_line + error.lineno - 1}: not JSON: {error.msg} at column {error.colno}."
         ) from error
     except RecursionError as error:
         raise DataError(f"{where}: nested too deeply to be read.") from error
+
+
+def _no_number(word: str) -> object:
+    raise DataError(f"{word} is not JSON; write a number, or null.")
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise DataError(f"duplicate key {twice!r} in one object; keep one.")
+    return table
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number, object_pairs_hook=_unique)
 
 
 def _not_utf8(where: str, byte: int) -> DataError:

@@ -52,6 +52,7 @@ def read_data(plan: Plan) -> RunData:
         media=cache / "images",
         takes={role for stage in plan.stages for role in (*stage.takes, *stage.stored)},
     )
+    settings = _settings(plan)
     files: dict[str, Path] = {}
     read: dict[str, Sequence[Prompt]] = {}
     for key, name in (("data.train", plan.data.train), ("data.eval", plan.data.eval)):
@@ -63,7 +64,7 @@ def read_data(plan: Plan) -> RunData:
                 files[key],
                 prompt_key=plan.data.prompt_key,
                 columns=replace(columns, own_names=key == "data.eval"),
-                settings=_settings(plan),
+                settings=settings,
             )
     prompts = read["data.train"]
     if len(prompts) < plan.data.prompts_per_step:
@@ -210,7 +211,7 @@ def _hashes(files: Mapping[str, Path]) -> dict[str, str]:
         if str(file).startswith(REMOTE_PATHS):
             raise DataError(f"{key}: got the URL {file}, expected a file on this machine; download it first.")
         try:
-            result[key] = _folder_hash(file) if file.is_dir() else _hash(file)
+            result[key] = _folder_hash(file) if key.startswith("data.") and file.is_dir() else _hash(file)
         except OSError as error:
             raise DataError(f"{key}: {file} cannot be read: {error.strerror or error}.") from error
     return result
