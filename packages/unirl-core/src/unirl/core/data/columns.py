@@ -31,8 +31,8 @@ class Columns:
     media: Path | None = None
     """Folder for images that tables hold as bytes; None refuses them."""
     own_names: bool = False
-    """Data without a mapped column may have the field under its own name: held-out data in our form beside training
-    data in the user's."""
+    """Data that has none of the mapped columns is read under our names: held-out data in our form beside training data
+    in the user's."""
     takes: Collection[str] = ()
     """Roles of media that the run takes, for messages."""
 
@@ -52,26 +52,31 @@ class Columns:
 
     @property
     def unread(self) -> set[str]:
-        """Columns that are not read: their field is left out, or taken from another column."""
-        return self.names.keys() - {column for column in self.names.values() if column}
+        """Columns of tables that are not read: their field is left out, or taken from another column."""
+        if self.own_names:
+            return {name for name, column in self.names.items() if column is None} - self._sources
+        return self.names.keys() - self._sources
+
+    @property
+    def _sources(self) -> set[str]:
+        return {column for column in self.names.values() if column}
 
     def mapped(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row under our names."""
-        if not self.names:
-            return dict(row)
-        sources = {column for column in self.names.values() if column}
-        result = {name: value for name, value in row.items() if name not in sources and name not in self.names}
-        for name, column in self.names.items():
-            if column and column in row:
-                result[name] = row[column]
-            elif self.own_names and column and name in row:
-                result[name] = row[name]
-        return result
+        sources = self._sources
+        if self.own_names and sources.isdisjoint(row):
+            sources, names = set[str](), {name: None for name, column in self.names.items() if column is None}
+        else:
+            names = self.names
+        result = {name: value for name, value in row.items() if name not in sources and name not in names}
+        return result | {name: row[column] for name, column in names.items() if column and column in row}
 
     def check(self, path: Path, present: Collection[str]) -> None:
         """Refuse a mapped column that data does not have. present: its columns."""
+        if self.own_names and self._sources.isdisjoint(present):
+            return
         for name, column in self.names.items():
-            if column and column not in present and not (self.own_names and name in present):
+            if column and column not in present:
                 raise DataError(
                     f"data.columns.{name}: got {column!r}, but {path} has no such column; it has "
                     f"{', '.join(map(repr, sorted(present))) or 'none'}{did_you_mean(column, [*present]) or '.'}"

@@ -198,7 +198,11 @@ def _images(path: Path, reading: Reading) -> Rows:
         if caption is None:
             yield str(image), DataError(f"no caption beside the image; write it to {image.stem}{CAPTION}.")
             continue
-        row: dict[str, object] = {"prompt": "\n".join(line for _, line in _lines(caption))}
+        try:
+            row: dict[str, object] = {"prompt": caption.read_text(encoding="utf-8-sig").strip()}
+        except UnicodeDecodeError as error:
+            yield str(caption), _not_utf8(str(caption), error.start)
+            continue
         if "image" in columns:
             row["image"] = {"bytes": None, "path": str(image.relative_to(path))}
         yield str(caption), row

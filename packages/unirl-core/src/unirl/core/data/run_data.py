@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..specs.plan import Choice, Plan, Stage
     from ..specs.spec import RewardSpec
 
-__all__ = ["RunData", "read_data"]
+__all__ = ["RunData", "data_hash", "read_data"]
 
 NO_SETTINGS = ("kind", "options")
 """Sampling fields that may be metadata: multiple-choice questions have `options`."""
@@ -211,7 +211,7 @@ def _hashes(files: Mapping[str, Path]) -> dict[str, str]:
         if str(file).startswith(REMOTE_PATHS):
             raise DataError(f"{key}: got the URL {file}, expected a file on this machine; download it first.")
         try:
-            result[key] = _folder_hash(file) if key.startswith("data.") and file.is_dir() else _hash(file)
+            result[key] = data_hash(file) if key.startswith("data.") else _hash(file)
         except OSError as error:
             raise DataError(f"{key}: {file} cannot be read: {error.strerror or error}.") from error
     return result
@@ -222,8 +222,11 @@ def _hash(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _folder_hash(folder: Path) -> str:
-    names = hashlib.sha256()
-    for file in data_files(folder):
-        names.update(f"{file.relative_to(folder).as_posix()}\0{_hash(file)}\n".encode())
-    return names.hexdigest()
+def data_hash(path: Path) -> str:
+    """SHA-256 of a file of prompts, or of the names and contents of a folder's."""
+    if not path.is_dir():
+        return _hash(path)
+    result = hashlib.sha256()
+    for file in data_files(path):
+        result.update(f"{file.relative_to(path).as_posix()}\0{_hash(file)}\n".encode())
+    return result.hexdigest()
