@@ -77,9 +77,9 @@ def _stream(rows: Any, part: Path) -> None:
 
 
 def _not_fetched(uri: str, file: Path, name: str, commit: str, error: Exception) -> DataError:
-    reason = str(error).strip().splitlines() or [type(error).__name__]
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return DataError(
-        f"{uri}: not in the cache ({file}), and it cannot be fetched: {reason[0]} Check name, commit and split, or "
+        f"{uri}: not in the cache ({file}), and it cannot be fetched: {reason}. Check name, commit and split, or "
         f"download it where there is a network, `hf download {name} --repo-type dataset --revision {commit}`, and name "
         "its file in place of the hf:// address."
     )
