@@ -289,6 +289,11 @@ def test_other_folders_are_refused_by_what_they_hold(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"got a folder of a.parquet, .*Name a file instead, such as a .parquet"):
         read_prompts(tmp_path)
+    write_jsonl(tmp_path / "metadata.jsonl", [{"file_name": "a.png", "prompt": "a"}])
+    with pytest.raises(
+        DataError, match=r"captions are in metadata.jsonl, expected that file: .*data.columns.source=file_name"
+    ):
+        read_prompts(tmp_path)
     write_saved(tmp_path / "both" / "train")
     (tmp_path / "both" / "dataset_dict.json").write_text('{"splits": ["train"]}')
     with pytest.raises(DataError, match=r"both: got a folder with several splits, expected one of them: .*both/train"):

@@ -179,16 +179,12 @@ def _pixels(image: Image) -> Tensor:
 
 
 def _by_profile(image: Image, profile: bytes) -> Image:
-    from PIL import ImageCms
-
+    cms: Any = import_module("PIL.ImageCms")
     try:
-        result = ImageCms.profileToProfile(
-            image, ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB"), outputMode="RGB"
-        )
-    except (OSError, ImageCms.PyCMSError) as error:
+        source = cms.ImageCmsProfile(io.BytesIO(profile))
+        return cms.profileToProfile(image, source, cms.createProfile("sRGB"), outputMode="RGB")
+    except (OSError, cms.PyCMSError) as error:
         raise ValueError(f"its CMYK colour profile cannot be applied: {error}") from error
-    assert result is not None, "only a conversion in place returns None"
-    return result
 
 
 def _planes(pixels: np.ndarray[Any, Any], largest: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,7 +141,8 @@ class Columns:
         digest = hashlib.sha256(content).hexdigest()[:16]
         file = self.media / path.name / f"row-{row}-{name}-{digest}.{ending}"
         if not file.is_file():
-            part = file.with_suffix(".part")
+            # Another process may be writing the same image.
+            part = file.with_suffix(f".{os.getpid()}.part")
             try:
                 with writing(file):
                     file.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ def hub_rows(uri: str, *, cache: Path) -> Path:
     except Exception as error:
         raise _not_fetched(uri, file, name, commit, error) from error
     print(f"{uri}: streaming to {file}, once", file=sys.stderr, flush=True)
-    part = file.with_suffix(".part")
+    part = file.with_suffix(f".{os.getpid()}.part")
     try:
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,7 @@ def read_prompts(
             problems.append((where, text))
         first.setdefault(prompt.prompt_id, where)
         prompts.append(prompt)
-    if path.suffix in (".json", ".jsonl") and (keys or not problems):
+    if path.suffix.lower() in (".json", ".jsonl") and (keys or not problems):
         names.check(path, keys)
     refuse(problems)
     if not prompts:

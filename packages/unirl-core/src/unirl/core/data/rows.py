@@ -215,6 +215,12 @@ def _images(path: Path, reading: Reading) -> Rows:
 def _folder(path: Path, reading: Reading) -> Rows:
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
         return _saved(path, reading)
+    for table in (path / "metadata.jsonl", path / "metadata.csv", path / "metadata.parquet"):
+        if table.is_file():
+            raise DataError(
+                f"{path}: got a folder whose captions are in {table.name}, expected that file: {table}. Its column of "
+                "paths is media under a role, such as data.columns.source=file_name."
+            )
     files = _visible(path)
     if any(file.suffix.lower() in IMAGES for file in files):
         return _images(path, reading)
