@@ -13,7 +13,7 @@ __all__ = ["PackedPrompts"]
 
 
 class PackedPrompts(Sequence[Prompt]):
-    """Prompts as bytes, each unpacked when it is asked for: 0.2 GB instead of 0.9 GB for a million short ones."""
+    """Prompts as bytes, each unpacked when it is asked for: 0.2 GB instead of 0.75 GB for a million of jsonl."""
 
     def __init__(self) -> None:
         self._packed = bytearray()
