@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -164,6 +165,17 @@ def test_tables_of_no_rows_and_values_without_a_json_form_are_refused(tmp_path: 
         read_prompts(path)
     path = write_parquet(tmp_path / "nan.parquet", [{"prompt": "a", "x": float("nan")}])
     with pytest.raises(DataError, match=r"nan.parquet\[0\]: 'x' holds a number nan"):
+        read_prompts(path)
+
+
+def test_a_library_that_is_not_installed_is_named_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_parquet(tmp_path / "p.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        DataError, match=r"p.parquet: reading it needs pyarrow. Install it: `pip install 'unirl-core\[data\]'`"
+    ):
         read_prompts(path)
 
 
