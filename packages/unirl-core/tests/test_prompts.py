@@ -78,7 +78,7 @@ REF = {"modality": "image", "role": "condition", "uri": "gone.png"}
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("p.csv", "a", r"p.csv: got suffix '.csv', expected a prompt file ending in .txt, .jsonl, .json"),
+        ("p.yaml", "a", r"p.yaml: got suffix '.yaml', expected a prompt file ending in .txt, .jsonl, .json, .csv"),
         ("p", "a", "got no suffix"),
         ("p.txt", "\n \n", "p.txt: the prompt file contains no prompts"),
         ("p.json", "", "p.json: the prompt file contains no prompts"),
@@ -90,7 +90,7 @@ REF = {"modality": "image", "role": "condition", "uri": "gone.png"}
         ("p.json", '{"x": 1,\n "prompts": [\n "a",\n {"prompt": "b",\n  "n": 1},\n ""]}', "p.json:6: 'prompt' must be a non-empty string"),
         ("p.json", "3", "p.json: got a number, expected a list of prompts"),
         ("p.json", {"prompts": 3}, "p.json: got a number under 'prompts', expected a list of prompts"),
-        ("p.json", {"rows": ["a"]}, r"has no 'prompts', 'caption' or 'prompt' \(data.prompt_key\); it has \['rows'\]"),
+        ("p.json", {"rows": ["a"]}, r"under 'prompts', 'caption' or 'prompt' \(data.prompt_key\); it has \['rows'\]"),
         ("p.jsonl", '{"text": "a"}', r"p.jsonl:1: no 'prompt' \(or 'caption'\); got \['text'\]"),
         ("p.jsonl", '{"prompt": "  "}', "p.jsonl:1: 'prompt' must be a non-empty string; got \"  \""),
         ("p.jsonl", '{"prompt": null, "caption": "a"}', "'prompt' must be a non-empty string; got null"),
@@ -151,7 +151,7 @@ def test_a_missing_file_a_folder_and_wrong_bytes_are_errors_of_the_file(tmp_path
     with pytest.raises(DataError, match=r"gone.txt: no such prompt file"):
         read_prompts(tmp_path / "gone.txt")
     (tmp_path / "folder.txt").mkdir()
-    with pytest.raises(DataError, match=r"folder.txt: the prompt file cannot be read: Is a directory"):
+    with pytest.raises(DataError, match=r"folder.txt: got a folder of nothing, expected one that `datasets` has saved"):
         read_prompts(tmp_path / "folder.txt")
     (tmp_path / "latin.txt").write_bytes("a\nb\ngroß\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"latin.txt:3: not UTF-8 text \(byte 7\)"):

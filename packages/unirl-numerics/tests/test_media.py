@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import struct
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -59,6 +60,62 @@ def test_orientation_is_applied_and_transparency_lies_on_white(tmp_path: Path) -
     result = load_image(ref(tmp_path / "clear.png"))
     assert torch.equal(result[:, 0, 0], planes(PIXELS)[:, 0, 0])
     assert bool((result.flatten(1)[:, 1:] == 1).all())
+
+
+@pytest.mark.parametrize(
+    ("mode", "pixel", "expected"),
+    [
+        ("1", 1, (1, 1, 1)),
+        ("L", 51, (0.2, 0.2, 0.2)),
+        ("LA", (51, 0), (1, 1, 1)),
+        ("P", 0, (0, 0, 0)),
+        ("RGBA", (255, 0, 0, 255), (1, 0, 0)),
+        ("I;16", 13107, (0.2, 0.2, 0.2)),
+        # Inks absorb: cyan leaves no red, and black leaves nothing.
+        ("CMYK", (255, 0, 0, 0), (0, 1, 1)),
+        ("CMYK", (0, 0, 0, 255), (0, 0, 0)),
+    ],
+)
+def test_images_of_every_mode_have_three_planes(tmp_path: Path, mode: str, pixel: Any, expected: Any) -> None:
+    Image.new(mode, (4, 2), pixel).save(tmp_path / "a.tiff")
+    result = load_image(ref(tmp_path / "a.tiff"))
+    # 13107 / 65535 and 51 / 255 are 0.2 up to the rounding of fp32.
+    torch.testing.assert_close(result, torch.tensor(expected).float()[:, None, None].expand(3, 2, 4))
+
+
+def cmyk_profile() -> bytes:
+    """A profile in which black ink alone counts: L* is 100 without it and 0 with it, a* and b* are 0."""
+
+    def text(kind: bytes, content: bytes) -> bytes:
+        return kind + bytes(4) + content
+
+    corners = [(0 if number % 2 else 255, 128, 128) for number in range(16)]
+    lut = text(b"mft1", bytes((4, 3, 2, 0))) + struct.pack(">9i", *(0x10000 * (n % 4 == 0) for n in range(9)))
+    lut += bytes(range(256)) * 4 + bytes(value for corner in corners for value in corner) + bytes(range(256)) * 3
+    white = text(b"XYZ ", struct.pack(">3i", 63190, 65536, 54061))
+    description = text(b"desc", struct.pack(">I", 2) + b"k\0" + bytes(78))
+    tags = {b"desc": description, b"cprt": text(b"text", b"none\0"), b"wtpt": white, b"A2B0": lut}
+    table, data, start = struct.pack(">I", len(tags)), b"", 128 + 4 + 12 * len(tags)
+    for name, content in tags.items():
+        table += name + struct.pack(">2I", start + len(data), len(content))
+        data += content + bytes(-len(content) % 4)
+    header = (
+        struct.pack(">I", start + len(data)) + bytes(4) + struct.pack(">I", 0x02400000) + b"prtrCMYKLab " + bytes(12)
+    )
+    header += b"acsp" + bytes(28) + struct.pack(">3i", 63190, 65536, 54061)
+    return header.ljust(128, b"\0") + table + data
+
+
+def test_cmyk_is_converted_by_the_profile_of_the_file(tmp_path: Path) -> None:
+    for name, profile, expected in (("a", cmyk_profile(), 1), ("b", None, 0)):
+        Image.new("CMYK", (4, 2), (255, 255, 255, 0)).save(tmp_path / f"{name}.tiff", icc_profile=profile)
+        # Colour management rounds to 8 bits.
+        torch.testing.assert_close(
+            load_image(ref(tmp_path / f"{name}.tiff")), torch.full((3, 2, 4), float(expected)), atol=2 / 255, rtol=0
+        )
+    Image.new("CMYK", (4, 2)).save(tmp_path / "c.tiff", icc_profile=b"no profile")
+    with pytest.raises(DataError, match="its CMYK colour profile cannot be applied"):
+        load_image(ref(tmp_path / "c.tiff"))
 
 
 def write_video(path: Path, frames: Any, *, rate: Fraction) -> None:

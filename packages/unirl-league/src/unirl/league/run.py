@@ -104,7 +104,8 @@ def run_job(job: Job, folder: Path) -> dict[str, Any]:
         evaluated(meter.spent)
         while job.budget.of(meter.spent) < 1:
             step = meter.spent.steps
-            rows = order.step(step), order.spare(step) if plan.data.dynamic_sampling_rounds else ()
+            most = plan.data.dynamic_sampling_rounds * plan.data.prompts_per_step
+            rows = order.step(step), order.spare(step)[:most] if most else ()
             chosen, spare = ([data.prompts[row] for row in each] for each in rows)
             meter.begin()
             run_step(parts, plan, [*chosen, *spare], step=step, events=events, trackers=trackers)

@@ -62,7 +62,9 @@ def run_loop(
     last, saved, watch = plan.run.max_steps, start, RewardWatch(plan.run.max_steps)
 
     def prompts_of(step: int) -> list[Prompt]:
-        rows = order.step(step) + (order.spare(step) if plan.data.dynamic_sampling_rounds else ())
+        # A round draws at most as many prompts as a step has.
+        most = plan.data.dynamic_sampling_rounds * plan.data.prompts_per_step
+        rows = order.step(step) + (order.spare(step)[:most] if most else ())
         return [prompts[row] for row in rows]
 
     boundary = start

@@ -6,6 +6,7 @@ Models, engines in their environments and rewards all read through it, so that t
 from __future__ import annotations
 
 import hashlib
+import io
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -51,7 +52,8 @@ class LoadedImage(MediaRef):
 
 
 def load_image(ref: MediaRef) -> Tensor:
-    """[3, H, W] fp32 in [0, 1], sRGB, turned as its EXIF orientation says; transparency lies on white.
+    """[3, H, W] fp32 in [0, 1], sRGB, turned as its EXIF orientation says; transparency lies on white; CMYK is
+    converted by the colour profile of the file, or by Pillow's formula without one.
 
     Values of 8 bits are n / 255 and those of 16 bits n / 65535, exactly.
     Raises DataError for a reference to other media, and for a file that is missing, broken, animated, or larger than
@@ -169,9 +171,20 @@ def _pixels(image: Image) -> Tensor:
         return _planes(np.repeat(grey[..., None], 3, axis=2), 65535)
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers of no stated range")
+    if image.mode == "CMYK" and (profile := image.info.get("icc_profile")):
+        image = _by_profile(image, profile)
     if image.has_transparency_data:
         image = images.alpha_composite(images.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return _planes(np.asarray(image.convert("RGB")), 255)
+
+
+def _by_profile(image: Image, profile: bytes) -> Image:
+    cms: Any = import_module("PIL.ImageCms")
+    try:
+        source = cms.ImageCmsProfile(io.BytesIO(profile))
+        return cms.profileToProfile(image, source, cms.createProfile("sRGB"), outputMode="RGB")
+    except (OSError, cms.PyCMSError) as error:
+        raise ValueError(f"its CMYK colour profile cannot be applied: {error}") from error
 
 
 def _planes(pixels: np.ndarray[Any, Any], largest: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from ..errors import DataError
 from ..names import shortened
 from ..types.data import MediaRef, Prompt
+from .columns import Columns, is_json, local_uri
+from .packed import PackedPrompts
+from .rows import Reading, kind_of, read_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,8 +24,6 @@ __all__ = ["PromptOrder", "kind_of", "read_prompts", "refuse"]
 # Composing a recipe reads its prompts and draws no order, so it does not wait for numpy.
 Indices: TypeAlias = "NDArray[np.int64]"
 
-FORMATS = (".txt", ".jsonl", ".json")
-REMOTE = ("http://", "https://", "s3://", "gs://")
 REMOTE_PATHS = ("http:/", "https:/", "s3:/", "gs:/", "hf:/")
 """The same as `Path` writes them, which takes two slashes for one."""
 MOST_PROBLEMS = 10
@@ -43,42 +44,40 @@ EMBEDDING_KEYS = (
 
 
 def read_prompts(
-    path: Path, *, prompt_key: str = "prompt", settings: Mapping[str, str] | None = None
-) -> tuple[Prompt, ...]:
-    """The prompts of a file, in its order.
+    path: Path,
+    *,
+    prompt_key: str = "prompt",
+    columns: Columns | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Sequence[Prompt]:
+    """The prompts of a file or folder, in its order.
 
     `.txt`: one a line.  `.jsonl`: one object a line.  `.json`: a list of strings or objects, or an object with such a
-    list (or one string) under `prompts`, `caption` or `prompt_key`.  Empty lines of `.txt` and `.jsonl` are left out.
+    list (or one string) under `prompts`, `caption` or `prompt_key`.  `.csv`, `.parquet`, a folder of
+    `Dataset.save_to_disk`: an object a row, without its empty cells.  A folder of images: `prompt` from the text file
+    beside each `image`.  Empty lines are left out.
 
     An object has `prompt` (or `caption`), and may have `prompt_id` (else `<file name>:<index>`), `metadata` (else
     every further key is metadata) and `media` (or `media_refs`), a list of {modality, role, uri}. Relative URIs start
-    at the file's folder.
+    at the file's folder. Keys named after a role of media may hold images as `datasets` and parquet keep them.
 
-    settings: key of a row -> key of the recipe, for settings that are refused as metadata.
+    columns: columns of the data under other names.  settings: key of a row -> key of the recipe, for settings that are
+    refused as metadata.
     Raises DataError for anything else, for ids that repeat and for local media that are missing: a line for each
     problem, with file and line.
     """
     if str(path).startswith(REMOTE_PATHS):
         raise DataError(f"{path}: got a URL, expected a file on this machine; download it first.")
-    if path.suffix not in FORMATS:
-        ending = f"suffix {path.suffix!r}" if path.suffix else "no suffix"
-        raise DataError(f"{path}: got {ending}, expected a prompt file ending in {', '.join(FORMATS)}.")
-    try:
-        # A byte order mark is not part of the first prompt.
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such prompt file.") from error
-    except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}:{line}: not UTF-8 text (byte {error.start}); save the file as UTF-8.") from error
-    except OSError as error:
-        raise DataError(f"{path}: the prompt file cannot be read: {error.strerror or error}.") from error
-    prompts: list[Prompt] = []
-    problems: list[tuple[str, str]] = []
+    names = columns or Columns()
+    row = _RowReader(path, prompt_key, names, settings or {})
+    reading = Reading(prompt_key=prompt_key, unread=names.unread, check=names.check)
+    prompts, problems, keys = PackedPrompts(), list[tuple[str, str]](), set[str]()
     first: dict[str, str] = {}
-    for index, (where, row) in enumerate(_rows(path, text, prompt_key)):
+    for index, (where, values) in enumerate(read_rows(path, reading)):
+        if isinstance(values, dict):
+            keys.update(cast(dict[str, object], values))
         try:
-            prompt = _prompt(row, where=where, path=path, index=index, prompt_key=prompt_key, settings=settings or {})
+            prompt = row.prompt(cast(object, values), where=where, index=index)
         except DataError as error:
             problems.append((where, str(error).removeprefix(f"{where}: ")))
             continue
@@ -88,10 +87,12 @@ def read_prompts(
             problems.append((where, text))
         first.setdefault(prompt.prompt_id, where)
         prompts.append(prompt)
+    if path.suffix.lower() in (".json", ".jsonl") and (keys or not problems):
+        names.check(path, keys)
     refuse(problems)
     if not prompts:
         raise DataError(f"{path}: the prompt file contains no prompts.")
-    return tuple(prompts)
+    return prompts
 
 
 def refuse(problems: Sequence[tuple[str, str]]) -> None:
@@ -203,126 +204,64 @@ def _permuted(values: Indices, bits: np.random.Philox) -> Indices:
     return values[np.argsort(bits.random_raw(len(values)), kind="stable")]
 
 
-def _rows(path: Path, text: str, prompt_key: str) -> Iterator[tuple[str, object]]:
-    """Each row, or its error, with its location: `file:line`, or `file[index]` where the line is not known."""
-    if path.suffix == ".json":
-        yield from _json_rows(path, text, prompt_key)
-        return
-    # Not splitlines: a prompt may contain a line separator such as U+2028.
-    for number, line in enumerate(text.split("\n"), start=1):
-        line = line.removesuffix("\r")
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            yield where, line.strip() if path.suffix == ".txt" else _parsed(line, where, path, first_line=number)
-        except DataError as error:
-            yield where, error
+@dataclass(frozen=True)
+class _RowReader:
+    """Makes prompts of the rows of one file."""
 
+    path: Path
+    prompt_key: str
+    columns: Columns
+    settings: Mapping[str, str]
 
-def _json_rows(path: Path, text: str, prompt_key: str) -> Iterator[tuple[str, object]]:
-    if not text.strip():
-        return
-    data = _parsed(text, str(path), path, first_line=1)
-    key = ""
-    if isinstance(data, dict):
-        table = cast(dict[str, object], data)
-        result = [name for name in dict.fromkeys(("prompts", "caption", prompt_key)) if name in table]
-        if not result:
+    def prompt(self, row: object, *, where: str, index: int) -> Prompt:
+        if isinstance(row, DataError):
+            raise row
+        if isinstance(row, str):
+            row = {"prompt": row}
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: got {kind_of(row)}, expected an object with 'prompt', or a string.")
+        table = self.columns.mapped(cast(dict[str, Any], row))
+        if legacy := [key for key in table if key in EMBEDDING_KEYS]:
             raise DataError(
-                f"{path}: the object has no 'prompts', 'caption' or {prompt_key!r} (data.prompt_key); "
-                f"it has {sorted(table) or 'nothing'}."
+                f"{where}: {legacy[0]!r} holds precomputed embeddings, which are not used: prompts are encoded during "
+                "the run. Remove the key."
             )
-        key = result[0]
-        data = [table[key]] if isinstance(table[key], str) else table[key]
-    if not isinstance(data, list):
-        raise DataError(f"{path}: got {kind_of(data)}{f' under {key!r}' if key else ''}, expected a list of prompts.")
-    lines = _line_numbers(text, key)
-    rows = cast(list[object], data)
-    for index, row in enumerate(rows):
-        line = lines[index] if len(lines) == len(rows) else None
-        yield f"{path}:{line}" if line else f"{path}[{index}]", row
+        named = [key for key in dict.fromkeys(("prompt", "caption", self.prompt_key)) if key in table]
+        if not named:
+            raise DataError(f"{where}: no 'prompt' (or 'caption'); got {sorted(table) or 'an empty object'}.")
+        text = table[named[0]]
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"{where}: {named[0]!r} must be a non-empty string; got {_shown(text)}.")
+        _check_text(text, f"{where}: {named[0]!r}")
+        prompt_id = table.get("prompt_id", f"{self.path.name}:{index}")
+        if not isinstance(prompt_id, (str, int)) or isinstance(prompt_id, bool) or prompt_id == "":
+            raise DataError(f"{where}: 'prompt_id' must be a non-empty string; got {_shown(prompt_id)}.")
+        media = _media(table, where=where, path=self.path)
+        media += self.columns.media_of(table, where=where, path=self.path)
+        metadata = self._metadata(table, where)
+        return Prompt(prompt_id=str(prompt_id), text=text, metadata=metadata, media=media, where=where)
 
-
-def _line_numbers(text: str, key: str) -> list[int]:
-    """Line on which each item of the list begins; the list is the whole file, or the value of `key`."""
-    decoder = json.JSONDecoder()
-    at = 0
-    if key:
-        quoted = json.dumps(key)
-        at = text.find(quoted) + len(quoted)
-    at = text.find("[", at) + 1
-    numbers: list[int] = []
-    while at:
-        at += len(text[at:]) - len(text[at:].lstrip(" \t\r\n,"))
-        try:
-            _, end = decoder.raw_decode(text, at)
-        except json.JSONDecodeError:
-            break
-        numbers.append(text.count("\n", 0, at) + 1)
-        at = end
-    return numbers
-
-
-def _parsed(text: str, where: str, path: Path, *, first_line: int) -> object:
-    def no_number(word: str) -> object:
-        raise DataError(f"{where}: {word} is not JSON; write a number, or null.")
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        table = dict(pairs)
-        if len(table) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise DataError(f"{where}: duplicate key {twice!r} in one object; keep one.")
-        return table
-
-    try:
-        return json.loads(text, parse_constant=no_number, object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}:{first_line + error.lineno - 1}: not JSON: {error.msg} at column {error.colno}."
-        ) from error
-    except RecursionError as error:
-        raise DataError(f"{where}: nested too deeply to be read.") from error
-
-
-def _prompt(row: object, *, where: str, path: Path, index: int, prompt_key: str, settings: Mapping[str, str]) -> Prompt:
-    if isinstance(row, DataError):
-        raise row
-    if isinstance(row, str):
-        row = {"prompt": row}
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: got {kind_of(row)}, expected an object with 'prompt', or a string.")
-    table = cast(dict[str, Any], row)
-    legacy = [key for key in table if key in EMBEDDING_KEYS]
-    if legacy:
-        raise DataError(
-            f"{where}: {legacy[0]!r} holds precomputed embeddings, which are not used: prompts are encoded during the "
-            "run. Remove the key."
-        )
-    named = [key for key in dict.fromkeys(("prompt", "caption", prompt_key)) if key in table]
-    if not named:
-        raise DataError(f"{where}: no 'prompt' (or 'caption'); got {sorted(table) or 'an empty object'}.")
-    text = table[named[0]]
-    if not isinstance(text, str) or not text.strip():
-        raise DataError(f"{where}: {named[0]!r} must be a non-empty string; got {_shown(text)}.")
-    _check_text(text, f"{where}: {named[0]!r}")
-    prompt_id = table.get("prompt_id", f"{path.name}:{index}")
-    if not isinstance(prompt_id, (str, int)) or isinstance(prompt_id, bool) or prompt_id == "":
-        raise DataError(f"{where}: 'prompt_id' must be a non-empty string; got {_shown(prompt_id)}.")
-    metadata = table.get("metadata")
-    if metadata is None:
-        metadata = {key: value for key, value in table.items() if key not in (*OWN_KEYS, prompt_key)}
-        if misplaced := [key for key in metadata if key in settings]:
+    def _metadata(self, table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        others = {key: value for key, value in table.items() if key not in (*OWN_KEYS, self.prompt_key)}
+        if misplaced := [key for key in others if key in self.settings]:
+            key = misplaced[0]
             raise DataError(
-                f"{where}: {misplaced[0]!r} cannot be set for one row; {settings[misplaced[0]]} sets it for all. If a "
-                "reward is to read it, move it under 'metadata', else remove it."
+                f"{where}: {key!r} cannot be set for one row; {self.settings[key]} sets it for all. Leave the column "
+                f"out with data.columns.{key}=null. If a reward is to read it, rename it, such as "
+                f"data.columns.row_{key}={key}, or move it under 'metadata'."
             )
-    elif not isinstance(metadata, dict):
-        raise DataError(f"{where}: 'metadata' must be an object; got {kind_of(metadata)}.")
-    media = _media(table, where=where, folder=path.parent)
-    fields = cast(dict[str, Any], metadata)
-    return Prompt(prompt_id=str(prompt_id), text=text, metadata=fields, media=media, where=where)
+        metadata = table.get("metadata")
+        if metadata is None:
+            metadata = others
+        elif not isinstance(metadata, dict):
+            raise DataError(f"{where}: 'metadata' must be an object; got {kind_of(metadata)}.")
+        for key, value in cast(dict[str, Any], metadata).items():
+            if not is_json(value):
+                raise DataError(
+                    f"{where}: {key!r} holds {kind_of(value)} {value!r:.60}, which is not JSON; convert the column to "
+                    f"text or numbers, or leave it out with data.columns.{key}=null."
+                )
+        return cast(dict[str, Any], metadata)
 
 
 def _check_text(text: str, what: str) -> None:
@@ -339,7 +278,7 @@ def _check_text(text: str, what: str) -> None:
         raise DataError(f"{what} is {size} bytes long; the limit is {MAX_PROMPT_BYTES}.")
 
 
-def _media(row: Mapping[str, Any], *, where: str, folder: Path) -> tuple[MediaRef, ...]:
+def _media(row: Mapping[str, Any], *, where: str, path: Path) -> tuple[MediaRef, ...]:
     keys = [key for key in ("media", "media_refs") if row.get(key) is not None]
     if len(keys) == 2:
         raise DataError(f"{where}: got both 'media' and 'media_refs'; keep one.")
@@ -358,25 +297,14 @@ def _media(row: Mapping[str, Any], *, where: str, folder: Path) -> tuple[MediaRe
         if empty:
             raise DataError(f"{place}.{empty[0]} must be a non-empty string; got {_shown(fields[empty[0]])}.")
         values = cast(dict[str, str], fields)
-        refs.append(MediaRef(modality=values["modality"], role=values["role"], uri=_uri(values["uri"], folder, place)))
+        refs.append(
+            MediaRef(
+                modality=values["modality"],
+                role=values["role"],
+                uri=local_uri(values["uri"], path.parent, f"{place}.uri"),
+            )
+        )
     return tuple(refs)
-
-
-def _uri(uri: str, folder: Path, place: str) -> str:
-    if uri.startswith(REMOTE):
-        return uri
-    if "://" in uri:
-        raise DataError(f"{place}.uri: got {uri!r}, expected a path or a URI with {', '.join(REMOTE)}.")
-    file = (folder / uri).absolute()
-    if not file.is_file():
-        raise DataError(f"{place}.uri: got {uri!r}, but there is no file {file}.")
-    return str(file)
-
-
-def kind_of(value: object) -> str:
-    """Kind of a JSON value, in words: `text`, `a number`, `a boolean`, `a list`, `an object`, `null`."""
-    names = {"dict": "an object", "list": "a list", "str": "text", "bool": "a boolean", "NoneType": "null"}
-    return names.get(type(value).__name__, "a number")
 
 
 def _shown(value: object) -> str:

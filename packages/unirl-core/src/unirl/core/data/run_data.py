@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,17 @@ from ..names import did_you_mean
 from ..specs.capability import Cap
 from ..types.data import Prompt
 from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
-from .prompts import REMOTE_PATHS, kind_of, read_prompts, refuse
+from .columns import Columns
+from .hub import HUB, hub_rows
+from .prompts import REMOTE_PATHS, read_prompts, refuse
+from .rows import data_files, kind_of
 
 if TYPE_CHECKING:
     from ..specs.config import RewardConfig
     from ..specs.plan import Choice, Plan, Stage
     from ..specs.spec import RewardSpec
 
-__all__ = ["RunData", "read_data"]
+__all__ = ["RunData", "data_hash", "read_data"]
 
 NO_SETTINGS = ("kind", "options")
 """Sampling fields that may be metadata: multiple-choice questions have `options`."""
@@ -33,8 +37,8 @@ class RunData:
     prompts: Sequence[Prompt]
     held_out: Sequence[Prompt]
     hashes: Mapping[str, str]
-    """Config key of each prompt file, and of each file that a part reads -> SHA-256 of its content; that of each
-    service that a part uses -> its version."""
+    """Config key of the prompts, and of each file that a part reads -> SHA-256 of its content, of a folder that of
+    names and contents; that of each service that a part uses -> its version."""
 
 
 def read_data(plan: Plan) -> RunData:
@@ -42,13 +46,26 @@ def read_data(plan: Plan) -> RunData:
 
     Raises DataError with the file or key.
     """
-    files = {
-        key: Path(path).expanduser()
-        for key, path in (("data.train", plan.data.train), ("data.eval", plan.data.eval))
-        if path
-    }
+    cache = Path(plan.data.cache or "~/.cache/unirl/data").expanduser()
+    columns = Columns(
+        names=plan.data.columns,
+        media=cache / "images",
+        takes={role for stage in plan.stages for role in (*stage.takes, *stage.stored)},
+    )
     settings = _settings(plan)
-    read = {key: read_prompts(path, prompt_key=plan.data.prompt_key, settings=settings) for key, path in files.items()}
+    files: dict[str, Path] = {}
+    read: dict[str, Sequence[Prompt]] = {}
+    for key, name in (("data.train", plan.data.train), ("data.eval", plan.data.eval)):
+        if not name:
+            continue
+        with _under(key):
+            files[key] = hub_rows(name, cache=cache) if name.startswith(HUB) else Path(name).expanduser()
+            read[key] = read_prompts(
+                files[key],
+                prompt_key=plan.data.prompt_key,
+                columns=replace(columns, own_names=key == "data.eval"),
+                settings=settings,
+            )
     prompts = read["data.train"]
     if len(prompts) < plan.data.prompts_per_step:
         raise DataError(
@@ -57,14 +74,26 @@ def read_data(plan: Plan) -> RunData:
         )
     for stage in plan.stages:
         _check_stored(stage, prompts, plan)
-    for rows in read.values():
-        refuse([(row.where, problem) for row in rows if (problem := _problem(row, plan))])
+    for key, rows in read.items():
+        with _under(key):
+            refuse([(row.where, problem) for row in rows if (problem := _problem(row, plan))])
     versions: dict[str, str] = {}
     for choice in plan.choices:
         with choice.attributed():
             files |= {f"{choice.key}{key}": file for key, file in choice.config.read_files().items()}
             versions |= {f"{choice.key}{key}": version for key, version in choice.config.read_versions().items()}
     return RunData(prompts=prompts, held_out=read.get("data.eval", ()), hashes=_hashes(files) | versions)
+
+
+@contextmanager
+def _under(key: str) -> Generator[None]:
+    """Errors of a prompt file begin with its key, unless they are about another."""
+    try:
+        yield
+    except DataError as error:
+        if str(error).startswith("data."):
+            raise
+        raise DataError(f"{key}: {error}") from error.__cause__
 
 
 def _settings(plan: Plan) -> dict[str, str]:
@@ -182,7 +211,22 @@ def _hashes(files: Mapping[str, Path]) -> dict[str, str]:
         if str(file).startswith(REMOTE_PATHS):
             raise DataError(f"{key}: got the URL {file}, expected a file on this machine; download it first.")
         try:
-            result[key] = hashlib.sha256(file.read_bytes()).hexdigest()
+            result[key] = data_hash(file) if key.startswith("data.") else _hash(file)
         except OSError as error:
             raise DataError(f"{key}: {file} cannot be read: {error.strerror or error}.") from error
     return result
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def data_hash(path: Path) -> str:
+    """SHA-256 of a file of prompts, or of the names and contents of a folder's."""
+    if not path.is_dir():
+        return _hash(path)
+    result = hashlib.sha256()
+    for file in data_files(path):
+        result.update(f"{file.relative_to(path).as_posix()}\0{_hash(file)}\n".encode())
+    return result.hexdigest()

@@ -174,6 +174,8 @@ class Loader(ConfigLoaderImpl):
         """The files of the list, merged, with the overrides."""
         config = self._compose_config_from_defaults_list(self.defaults, repo=self._files)
         OmegaConf.set_struct(config, True)
+        # Its keys are the user's, so that they are set without a plus.
+        OmegaConf.set_struct(config.data.columns, False)
         settings = [override for override in self._listed.config_overrides if not override.is_hydra_override()]
         self._apply_overrides_to_config(settings, config)
         return config

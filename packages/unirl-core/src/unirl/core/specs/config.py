@@ -241,9 +241,15 @@ class RunConfig:
 @dataclass
 class DataConfig:
     train: str = "???"
-    """Prompt file, `.txt`, `.jsonl` or `.json`."""
+    """Prompts: a `.txt`, `.jsonl`, `.json`, `.csv` or `.parquet` file, a folder that `datasets` has saved, a folder of
+    images with captions, or `hf://datasets/OWNER/NAME@COMMIT/SPLIT`."""
     eval: str | None = ""
-    """Held-out prompt file; null or empty disables evaluation."""
+    """Held-out prompts, in any of these forms; null or empty disables evaluation."""
+    columns: dict[str, str | None] = field(default_factory=lambda: dict[str, str | None]())
+    """Field of ours -> column of the data that it is taken from, such as `prompt: caption`; null leaves a field out."""
+    cache: str = ""
+    """Folder for images that tables hold as bytes, and for datasets of the Hub; empty is `~/.cache/unirl/data`. Where
+    parts run on several machines, all of them must see it."""
     prompts_per_step: int = limit(16, least=1, most=10**6)
     """Distinct prompts per rollout."""
     samples_per_prompt: int = limit(8, least=1, most=10**6)

@@ -68,6 +68,7 @@ NOT_HASHED = (
     "run.peak_tflops",
     "run.threads",
     "run.batch_invariant",
+    "data.cache",
     "train.micro_batch_size",
     "train.micro_batch_tokens",
     "train.packing",

@@ -127,7 +127,7 @@ class DatasetEngine:
         return dataclasses.replace(request, inputs=Inputs.of_prompts(chosen), metadata=metadata)
 
 
-def _examples(path: Path) -> tuple[Prompt, ...]:
+def _examples(path: Path) -> Sequence[Prompt]:
     prompts = read_prompts(path)
     for prompt in prompts:
         roles = sorted(ref.role for ref in prompt.media if ref.role in ROLES) or sorted(ROLES & prompt.metadata.keys())
