@@ -135,3 +135,18 @@ def test_weights_of_other_names_change_nothing(engine: ExternalLatentEngine, mov
     with pytest.raises(EchoMismatch):
         engine.load_weights(dataclasses.replace(update, tensors=tensors))
     check(engine, moving, asked(moving, engine))
+
+
+@pytest.mark.nightly
+def test_rows_join_and_leave_a_batch_between_steps(
+    tiny_folder: Path, model: BagelModel, media: list[tuple[MediaRef, ...]]
+) -> None:
+    """Of prompts and sources of different sizes, each behind its own keys and values."""
+    make("vllm-omni")
+    own = build(BagelConfig(path=str(tiny_folder)), device="cpu")
+    engine = build_engine(VllmOmniConfig(max_num_seqs=4, step_batching=True), model=own, device="cpu")
+    try:
+        for given in (lambda number: (), lambda number: media[number]):
+            check(engine, model, asked(model, engine, media=given, **THREE_BRANCHES))
+    finally:
+        engine.close()

@@ -115,7 +115,8 @@ def _encoder(
             files=files,
             sizes=sizes,
             tokenizer=load_tokenizer(folder),
-            batch=0,
+            # One image at a time bounds the memory.
+            batch=1,
             dtypes=(vision, vae),
             device=device,
         )
