@@ -212,6 +212,9 @@ def tracks_of(spec: Spec) -> tuple[str, ...]:
         return tuple(sorted(set(spec.tracks.values())))
     if isinstance(spec, AlgorithmSpec):
         return ("text",) if spec.needs.track == "text" else ("latent",)
+    if isinstance(spec, EngineSpec):
+        kinds = (("latent", Cap.LATENT_ROLLOUT), ("text", Cap.TEXT_ROLLOUT))
+        return tuple(kind for kind, cap in kinds if cap in spec.capabilities)
     return ()
 
 
@@ -226,7 +229,8 @@ def not_applicable(claim: Claim, subject: Subject) -> str:
     tracks = subject.tracks
     if tracks and claim.track not in ("any", *tracks):
         spec = next(result.spec for result in subject.parts if tracks_of(result.spec) == tracks)
-        verb = "has" if isinstance(spec, ModelSpec) else "is tried on"
+        verbs = {ModelSpec: "has", EngineSpec: "generates"}
+        verb = verbs.get(type(spec), "is tried on")
         return f"the claim is about {claim.track} tracks; {spec.kind} {spec.name!r} {verb} {', '.join(tracks_of(spec))}"
     for kind, caps in claim.needs.items():
         reason = _unpromised(subject.found(kind).spec, caps)
