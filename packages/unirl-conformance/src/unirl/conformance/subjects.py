@@ -229,8 +229,7 @@ def not_applicable(claim: Claim, subject: Subject) -> str:
     tracks = subject.tracks
     if tracks and claim.track not in ("any", *tracks):
         spec = next(result.spec for result in subject.parts if tracks_of(result.spec) == tracks)
-        verbs = {ModelSpec: "has", EngineSpec: "generates"}
-        verb = verbs.get(type(spec), "is tried on")
+        verb = "has" if isinstance(spec, ModelSpec) else "is tried on"
         return f"the claim is about {claim.track} tracks; {spec.kind} {spec.name!r} {verb} {', '.join(tracks_of(spec))}"
     for kind, caps in claim.needs.items():
         reason = _unpromised(subject.found(kind).spec, caps)
