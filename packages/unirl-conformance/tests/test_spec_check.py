@@ -164,6 +164,12 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
             {"tracks": {"text": "text"}, "token_options": {"text"}},
             "token_options: track 'text' has no `options` that its logits could depend on",
         ),
+        (MODEL, {"bridged_options": {"omni"}}, "bridged_options: the model has no bridge to 'omni'"),
+        (
+            MODEL,
+            {"bridged_options": {"omni"}, "bridges": {"omni": f"{P}:tiny"}},
+            "bridged_options: got 'omni', but no latent track has `options`",
+        ),
         (MODEL, {"summary": "Notes"}, "summary: got 'Notes', expected one line"),
         (MODEL, {"summary": "A model\nof images"}, "summary: got .*, expected one line"),
         (REWARD, {"scale": "0 to"}, "scale: got '0 to', expected the meaning of the score"),

@@ -293,3 +293,19 @@ def test_a_report_says_what_engines_run_with_where_they_are_there() -> None:
         "apart@cuda": "sglang 0.5.23, torch 2.13.0",
         "broken": "cannot be looked at: acme: there is no such module",
     }
+
+
+def test_a_model_of_both_kinds_is_tried_on_those_that_an_engine_generates() -> None:
+    """Where it has a bridge to it: claims about the other kind do not apply."""
+    both = {Cap.LATENT_STAGE, Cap.TEXT_STAGE}
+    spec = ModelSpec(
+        name="both", tracks={"t": "text", "i": "latent"}, trainable="net", capabilities=both, **WORDS,
+        bridges={"near": "nowhere:BRIDGE"},
+    )  # fmt: skip
+    catalog = Catalog.of({"acme": plugin(models=[spec], engines=ENGINES)})
+    pairs = {one.id: one for one in subjects(catalog) if one.kind == "engine"}
+    assert not any(one.refused for one in pairs.values())
+    assert {name: one.tracks for name, one in pairs.items()} == {
+        "near+both": ("latent",),
+        "far+both": ("latent", "text"),
+    }

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 from unirl.core.errors import PluginBroken
-from unirl.core.match.match import match_pair
+from unirl.core.match.match import match_pair, match_parts
 from unirl.core.plugins.bridges import bridge_name, import_bridge, lacks_bridge
-from unirl.core.specs.capability import Cap
-from unirl.core.specs.spec import EngineSpec, ModelSpec
+from unirl.core.specs.capability import Cap, Needs
+from unirl.core.specs.spec import AlgorithmSpec, EngineSpec, ModelSpec
 
 PARTS = {"summary": "toy", "build": "toy:build", "config": "toy:Config"}
 MODEL = ModelSpec(
@@ -47,3 +47,15 @@ def test_where_the_tracks_do_not_fit_a_bridge_would_not_help_and_is_not_asked_fo
     text = dataclasses.replace(MODEL, tracks={"text": "text"}, capabilities={Cap.TEXT_STAGE})
     (reason,) = match_pair(model=text, engine=ENGINE).reasons
     assert "text-rollout" in reason.text
+
+
+def test_a_bridge_may_serve_the_tracks_of_one_kind() -> None:
+    """An algorithm on the others is refused, and so is the pair without a bridge."""
+    both = {Cap.LATENT_STAGE, Cap.TEXT_STAGE}
+    unified = dataclasses.replace(BRIDGED, tracks={"text": "text", "image": "latent"}, capabilities=both)
+    assert match_pair(model=unified, engine=ENGINE).accepted
+    assert not match_pair(model=dataclasses.replace(unified, bridges={}), engine=ENGINE).accepted
+    for track in ("latent", "text"):
+        algorithm = AlgorithmSpec(name="learns", needs=Needs(track=track), **PARTS)
+        reasons = match_parts(model=unified, engine=ENGINE, algorithm=algorithm).reasons
+        assert any("text-rollout" in reason.text for reason in reasons) is (track == "text")

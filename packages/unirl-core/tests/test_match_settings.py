@@ -248,6 +248,9 @@ def test_options_that_nobody_reads_are_refused() -> None:
         make_plan(sampling=sampling, model=model, engine=dataclasses.replace(ENGINE, needs_bridge=True))
     )
     assert result.startswith("sampling.options: engine 'inside' has a pipeline of its own, which takes no options")
+    reading = dataclasses.replace(model, bridged_options=frozenset({"inside"}))
+    bridged = make_plan(sampling=sampling, model=reading, engine=dataclasses.replace(ENGINE, needs_bridge=True))
+    assert refusals(bridged) == []
     broken = dataclasses.replace(MODEL, options={"image": "nowhere:Options"})
     with pytest.raises(PluginBroken, match="names 'nowhere:Options' as its options"):
         refusals(make_plan(sampling=sampling, model=broken))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from unirl.core.errors import DataError, RunFailed
 from unirl.core.types.data import MediaRef
-from unirl.core.types.inputs import Inputs
-from unirl.engine_host.received_media import PIXELS, read_media
+from unirl.core.types.inputs import Inputs, Turn
+from unirl.engine_host.received_media import PIXELS, echoed, read_media, read_turns
 from unirl.engine_host.sent_media import sent_media
 from unirl.numerics.media import LoadedImage, load_image, load_picture
 
@@ -104,3 +105,30 @@ def test_media_that_cannot_be_sent_are_refused(picture: Picture, tmp_path: Path)
     ):
         pytest.fail("it was sent")
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_turns_are_sent_with_their_images_and_any_change_of_one_changes_its_echo(
+    picture: Picture, tmp_path: Path
+) -> None:
+    cat, dog = picture("cat", 4, 6, 3), picture("dog", 4, 6, 3, seed=1)
+    turn = Turn(stage="plan", text="a cat", tokens=(3, 5), media=(cat,))
+    others = (
+        dataclasses.replace(turn, stage="draft"),
+        dataclasses.replace(turn, text="a dog"),
+        dataclasses.replace(turn, tokens=(3,)),
+        dataclasses.replace(turn, media=(dog,)),
+        dataclasses.replace(turn, media=()),
+    )
+    each = ((), (turn,), *((other,) for other in others), (turn, others[1]))
+    inputs = dataclasses.replace(inputs_of(*((dog,),) * len(each)), turns=each)
+    with sent_media(inputs, folder=str(tmp_path)) as sent:
+        assert sent.inputs.turns is not None
+        received = [read_turns(own) for own in sent.inputs.turns]
+        media = [read_media(own) for own in sent.inputs.media]
+        hashes = sent.of(sent.inputs)
+    assert hashes == [echoed(own, turns) for own, turns in zip(media, received, strict=True)]
+    assert len({tuple(own) for own in hashes}) == len(each)
+    assert hashes[-1] == [*hashes[1], *hashes[3][1:]]
+    ((one,), expected) = received[1], load_image(cat)
+    assert (one.stage, one.text, one.tokens) == (turn.stage, turn.text, turn.tokens)
+    assert torch.equal(load_image(one.media[0]), expected)

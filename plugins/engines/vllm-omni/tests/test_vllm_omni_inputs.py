@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from unirl.core.types.inputs import Inputs
+from unirl.core.types.inputs import Inputs, Turn
 from unirl.engine_host.sent_media import sent_media
 from unirl.numerics.media import LoadedImage, load_image
 
@@ -64,3 +64,36 @@ def test_inputs_of_one_text_are_encoded_one_by_one_with_their_own_images(pipelin
     assert encoded == [("make it red", [4.5]), ("make it red", [24.0, 4.5])]
     assert hashes == [[cat.uri], [dog.uri, cat.uri], [cat.uri]]
     assert conditions.expanded()["text"].tolist() == [[1.0], [2.0], [1.0]]
+
+
+def test_a_model_of_one_sequence_is_given_whole_rows_each_with_its_own_turns(pipeline: Any, tmp_path: Path) -> None:
+    """Their images are in memory, and each is echoed by all that was encoded."""
+    cat, dog = (LoadedImage.of(torch.full((3, 2, 2), value), role="source") for value in (0.25, 1.0))
+    encoded: list[Inputs] = []
+
+    def encode(_: Any, inputs: Inputs, sampling: Any) -> dict[str, Any]:
+        encoded.append(inputs)
+        return {"text": (torch.full((len(encoded),), 1.0),)}
+
+    turns = ((Turn(stage="plan", tokens=(3,)),), (Turn(stage="plan", tokens=(4,)), Turn(stage="draft", media=(dog,))))
+    inputs = Inputs(
+        ids=("a", "b", "a"), prompts=("x",) * 3, texts=("x",) * 3, media=((cat,),) * 3, turns=(*turns, turns[0])
+    )
+    bridge = SimpleNamespace(checkpoint=encode, encode_sequence=encode, prefilled=encode)
+    worker = SimpleNamespace(bridge=bridge, device="cpu")
+    with sent_media(inputs, folder=str(tmp_path)) as sent:
+        conditions, echo = pipeline.RolloutPipeline._encoded(worker, sent.inputs, sampling=None)
+        assert echo == sent.of(sent.inputs)
+    assert [len(own.ids) for own in encoded] == [1, 1]
+    assert [own.turns[0][0].tokens for own in encoded if own.turns] == [(3,), (4,)]
+    image = encoded[1].turns[0][1].media[0] if encoded[1].turns else None
+    assert image is not None and torch.equal(load_image(image), dog.pixels)
+    assert torch.equal(load_image(encoded[0].media[0][0]), cat.pixels)
+    assert [len(value) for value in conditions.expanded()["text"]] == [1, 2, 1]
+
+
+def test_turns_are_not_dropped_by_a_bridge_that_takes_none(pipeline: Any, tmp_path: Path) -> None:
+    inputs = Inputs(ids=("a",), prompts=("x",), texts=("x",), media=((),), turns=((Turn(stage="plan", text="y"),),))
+    worker = SimpleNamespace(bridge=SimpleNamespace(encode=None), device="cpu")
+    with sent_media(inputs, folder=str(tmp_path)) as sent, pytest.raises(RuntimeError, match="got turns for 'x'"):
+        pipeline.RolloutPipeline._encoded(worker, sent.inputs, sampling=None)

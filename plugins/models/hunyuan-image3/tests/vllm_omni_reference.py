@@ -1,9 +1,7 @@
-"""Velocity and VAE of vLLM-Omni's HunyuanImage-3.0 for `test_hunyuan_vllm_omni.py`; runs in that engine's environment.
+"""Velocities, logits and VAE of vLLM-Omni's HunyuanImage-3.0 for `test_hunyuan_vllm_omni.py`, whose docstring lists
+what is changed; runs in that engine's environment.
 
     python vllm_omni_reference.py CHECKPOINT INPUTS OUTPUTS
-
-Changed, to run on a CPU in fp32 and without the engine around it: rotary embeddings are not cast to bf16, and groups of
-pipeline and sequence parallelism are of one.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ def main(folder: Path, inputs: Path, outputs: Path) -> None:
         )
         initialize_model_parallel(1)
         with set_forward_context(None, settings):
-            torch.save({**velocity(given, stored, config), **vae(given, stored, config)}, outputs)
+            torch.save({**transformer(given, stored, config), **vae(given, stored, config)}, outputs)
 
 
 def part(module: torch.nn.Module, stored: dict[str, torch.Tensor], start: str) -> torch.nn.Module:
@@ -57,9 +55,12 @@ def part(module: torch.nn.Module, stored: dict[str, torch.Tensor], start: str) -
     return module.float().eval()
 
 
-def velocity(given: dict, stored: dict, config: dict) -> dict[str, torch.Tensor]:
-    """Of one row: `tokens` [L] with negative numbers for what is no token: -1 a latent of a source image, -2 a feature,
-    -3 a noisy latent, -4 the timestep 0, -5 that of the image."""
+def transformer(given: dict, stored: dict, config: dict) -> dict[str, torch.Tensor]:
+    """Of each branch `velocity` and `logits` after every token, and the velocities combined.
+
+    A branch has `tokens` [L] with negative numbers for what is no token: -1 a latent of a source image, -2 a feature,
+    -3 a noisy latent, -4 the timestep 0, -5 that of the image.
+    """
     kept = {name: value for name, value in config.items() if name not in ("vae", "vit", "vit_processor", "vit_aligner")}
     model = theirs.HunyuanImage3Model(theirs.HunyuanImage3Config(**kept)).float().eval()
     start = "model."
@@ -69,6 +70,16 @@ def velocity(given: dict, stored: dict, config: dict) -> dict[str, torch.Tensor]
         method = getattr(module, "quant_method", None)
         if hasattr(method, "process_weights_after_loading"):
             method.process_weights_after_loading(module)
+    result: dict[str, torch.Tensor] = {}
+    for name, branch in given["branches"].items():
+        velocity, states = of_branch(model, {**given, **branch}, stored, config)
+        result[f"{name}.velocity"] = velocity
+        result[f"{name}.logits"] = model.norm(states[0]) @ stored["lm_head.weight"].T
+    velocities = [result[f"{name}.velocity"] for name in ("positive", "negative")]
+    return {**result, "guided": theirs.ClassifierFreeGuidance()(*velocities, given["scale"], step=0)}
+
+
+def of_branch(model: torch.nn.Module, given: dict, stored: dict, config: dict) -> tuple[torch.Tensor, torch.Tensor]:
     width, patch, channels = config["hidden_size"], config["patch_embed_hidden_dim"], given["x"].shape[0]
     sizes = {"patch_size": 1, "emb_channels": width, "hidden_channels": patch}
     down = part(theirs.UNetDown(in_channels=channels, out_channels=width, **sizes), stored, "patch_embed.")
@@ -81,11 +92,12 @@ def velocity(given: dict, stored: dict, config: dict) -> dict[str, torch.Tensor]
     tokens, zero, t = given["tokens"], torch.zeros(1), given["t"]
     states = stored["model.wte.weight"][tokens.clamp(min=0)].clone()
     sources = [down(one[None], in_time(zero))[0][0] for one in given["latents"]]
-    states[tokens == -1] = torch.cat(sources)
-    states[tokens == -2] = aligner(given["features"])
+    if sources:
+        states[tokens == -1] = torch.cat(sources)
+        states[tokens == -2] = aligner(given["features"])
+        states[tokens == -4] = token_time(zero).expand(len(sources), -1)
     noisy, height, columns = down(given["x"][None], in_time(t))
     states[tokens == -3] = noisy[0]
-    states[tokens == -4] = token_time(zero).expand(len(given["latents"]), -1)
     states[tokens == -5] = token_time(t)
     images = [
         (slice(*span), tuple(grid)) for span, grid in zip(given["spans"].tolist(), given["grids"].tolist(), strict=True)
@@ -105,7 +117,7 @@ def velocity(given: dict, stored: dict, config: dict) -> dict[str, torch.Tensor]
         num_image_tokens=int((tokens == -3).sum()) + 1,
         gen_timestep_scatter_index=(tokens == -5).nonzero()[:, :1].T,
     ).last_hidden_state
-    return {"velocity": up(output[:, tokens == -3], out_time(t), height, columns)[0]}
+    return up(output[:, tokens == -3], out_time(t), height, columns)[0], output
 
 
 def vae(given: dict, stored: dict, config: dict) -> dict[str, torch.Tensor]:

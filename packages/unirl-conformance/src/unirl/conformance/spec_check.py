@@ -170,6 +170,11 @@ def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
                 yield f"{field}: {track!r} is not a text track of the model."
             elif field == "token_options" and track not in spec.options:
                 yield f"{field}: track {track!r} has no `options` that its logits could depend on."
+    for engine in sorted(spec.bridged_options):
+        if engine not in spec.bridges:
+            yield f"bridged_options: the model has no bridge to {engine!r}."
+        elif not any(spec.tracks.get(track) == "latent" for track in spec.options):
+            yield f"bridged_options: got {engine!r}, but no latent track has `options`."
     if Cap.LORA in spec.capabilities and not spec.lora_targets:
         yield f"lora_targets: empty, but the capability {Cap.LORA} is claimed."
     for field, fact in (("lora_targets", spec.lora_targets), ("wrap_blocks", spec.wrap_blocks)):

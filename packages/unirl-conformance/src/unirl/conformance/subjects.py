@@ -212,6 +212,9 @@ def tracks_of(spec: Spec) -> tuple[str, ...]:
         return tuple(sorted(set(spec.tracks.values())))
     if isinstance(spec, AlgorithmSpec):
         return ("text",) if spec.needs.track == "text" else ("latent",)
+    if isinstance(spec, EngineSpec):
+        kinds = (("latent", Cap.LATENT_ROLLOUT), ("text", Cap.TEXT_ROLLOUT))
+        return tuple(kind for kind, cap in kinds if cap in spec.capabilities)
     return ()
 
 

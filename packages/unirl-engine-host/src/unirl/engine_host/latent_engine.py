@@ -37,7 +37,7 @@ class ExternalLatentEngine(ExternalEngine):
     Besides the calls of `ExternalEngine` its program answers `generate`: takes the bytes of a `Request` as the tensor
     `request`, its media as files of `received_media`, and returns those of the `Track` as `track`, with the inputs of
     each row as the worker used them: `sample_id`, `text`, `negative_prompt` (None without guidance), `sources` (branch
-    of the guidance -> hashes of the media encoded for it, see `read_media`) and `version` of the weights.
+    of the guidance -> what was encoded for it besides the text, see `echoed`) and `version` of the weights.
     """
 
     def __init__(

@@ -39,8 +39,8 @@ def rows_of(
     """The track of each row of a batch, as plain values on the CPU.
 
     request: the batch's rows.  conditions, texts, negative_prompt: as used; negative_prompt is None without
-    guidance.  sources: for each branch of the guidance and each row the hashes of the media that were encoded, see
-    `unirl.engine_host.received_media`.  version: of the weights used.
+    guidance.  sources: for each branch of the guidance and each row what was encoded besides the text, see
+    `unirl.engine_host.received_media.echoed`.  version: of the weights used.
     """
     assert segment.initial_noise is not None
     # Plain values: rows are sent in the engine's own messages.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from unirl.core.errors import RecipeError
 from unirl.core.roles import DiffusionModel
-from unirl.core.types.inputs import Inputs
+from unirl.core.types.inputs import Inputs, Turn
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from unirl.numerics.diffusion.denoise import all_positions
@@ -26,22 +26,31 @@ SEED, ROLLOUT = 20_011, 7
 
 
 def probe_requests(model: DiffusionModel) -> tuple[Request, ...]:
-    """`probe_request` without media, unless the model needs some, and with media, if it takes any."""
-    uses: set[str] = set(model.spec.inputs.get(_latent_track(model), {}).values())
-    return tuple(probe_request(model, has_media=one) for one in (False, True) if one in _kinds(uses))
+    """`probe_request` without media, unless the model needs some, and with media, if it takes any; the last one with
+    turns, if the model continues from them."""
+    track = _latent_track(model)
+    uses: set[str] = set(model.spec.inputs.get(track, {}).values())
+    kinds = [one for one in (False, True) if one in _kinds(uses)]
+    result = [probe_request(model, has_media=one) for one in kinds]
+    if track in model.spec.continues:
+        result.append(probe_request(model, has_media=kinds[-1], has_turns=True))
+    return tuple(result)
 
 
 def _kinds(uses: set[str]) -> set[bool]:
     return {False} if not uses else ({True} if uses - {"takes"} else {False, True})
 
 
-def probe_request(model: DiffusionModel, *, kernel: str = "flow-sde", has_media: bool = False) -> Request:
+def probe_request(
+    model: DiffusionModel, *, kernel: str = "flow-sde", has_media: bool = False, has_turns: bool = False
+) -> Request:
     """A small request of three samples, two of one prompt, in which no setting has a default or usual value.
 
     Size and prompt length are those of the model's miniature, which every checkpoint supports. A checkpoint that
     refuses guidance is asked without it. The digests of both initial latents are sent along.
 
-    has_media: give each prompt an image in memory for every role that the model has.
+    has_media: give each prompt an image in memory for every role that the model has.  has_turns: give each a text of
+    the model's own to continue from.
     Raises ValueError for a model without a latent track or a miniature.
     """
     track = _latent_track(model)
@@ -86,6 +95,9 @@ def probe_request(model: DiffusionModel, *, kernel: str = "flow-sde", has_media:
         roles = model.spec.inputs.get(track, {})
         media = tuple(tuple(_image(*size, role=role) for role in roles) for size in _sizes(model, sampling))
         inputs = dataclasses.replace(inputs, media=media)
+    if has_turns:
+        turns = tuple((Turn(stage="probe", text="three", tokens=(4, 5, 3 + len(text))),) for text in PROMPTS)
+        inputs = dataclasses.replace(inputs, turns=turns)
     return Request(
         track=track,
         sample_ids=sample_ids,

@@ -55,6 +55,10 @@ class Verdict:
         return not self.reasons
 
 
+_ROLLOUTS = {"latent": Cap.LATENT_ROLLOUT, "text": Cap.TEXT_ROLLOUT}
+"""Kind of a track -> the capability of engines that generate it."""
+
+
 def match(plan: Plan, *, catalog: Catalog | None = None) -> Verdict:
     """Whether a plan can run. With a catalog, plugins may add reasons through `unirl_check_plan`."""
     if catalog is not None and (foreign := not_allowed(plan, catalog=catalog)):
@@ -106,28 +110,37 @@ def match_parts(
 
 
 def match_pair(*, model: ModelSpec, engine: EngineSpec) -> Verdict:
-    """Whether an engine can run a model, whatever the algorithm and the backend."""
+    """Whether an engine can run a model, whatever the algorithm and the backend: of a model with tracks of both kinds
+    and a bridge to the engine, those that the engine generates."""
     return Verdict(reasons=tuple(_pair(model, engine)))
 
 
 def _pair(
     model: ModelSpec, engine: EngineSpec, *, bridged: Collection[str] | None = (), kind: str | None = None
 ) -> Iterator[Reason]:
-    """bridged: models with a bridge; None leaves it out.  kind: of the track; None is every kind that the model has."""
+    """bridged: models with a bridge; None leaves it out.  kind: of the track; None is every kind that the model has, or
+    that its bridge serves."""
     result: list[Reason] = []
-    for each in sorted(set(model.tracks.values()) if kind is None else {kind}):
-        stage, rollout = (
-            (Cap.LATENT_STAGE, Cap.LATENT_ROLLOUT) if each == "latent" else (Cap.TEXT_STAGE, Cap.TEXT_ROLLOUT)
-        )
+    kinds = _served(model, engine) if kind is None else {kind}
+    for each in sorted(kinds):
+        stage = Cap.LATENT_STAGE if each == "latent" else Cap.TEXT_STAGE
         result += lacks("model", model, stage, asks=f"a {each} track")
-        result += lacks("engine", engine, rollout, asks=f"the {each} track of model {model.name!r}")
+        result += lacks("engine", engine, _ROLLOUTS[each], asks=f"the {each} track of model {model.name!r}")
     if kind is None:
-        result += lacks_token_rules("engine", engine, model, sorted(model.tracks))
+        tracks = sorted(track for track, of in model.tracks.items() if of in kinds)
+        result += lacks_token_rules("engine", engine, model, tracks)
     if model.needs_media:
         result += lacks("engine", engine, Cap.MEDIA_REFS, asks=f"model {model.name!r}, which needs media,")
     yield from result
     if not result and bridged is not None and (why := lacks_bridge(model, engine, bridged=bridged)):
         yield Reason(key="engine", text=why)
+
+
+def _served(model: ModelSpec, engine: EngineSpec) -> set[str]:
+    """Kinds of the model's tracks; those that the engine generates, of a model with a bridge to it."""
+    kinds: set[str] = set(model.tracks.values())
+    served = {kind for kind in kinds if _ROLLOUTS[kind] in engine.capabilities}
+    return served if served and engine.name in model.bridges else kinds
 
 
 def _parts(
@@ -155,7 +168,9 @@ def _parts(
             text=f"{asks} trains {needs.track} tracks; model {model.name!r} generates {listed(kinds)}. "
             f"Choose a model with a {needs.track} track.",
         )
-    yield from _pair(model, engine, bridged=bridged, kind=kind)
+    # Parts alone: the algorithm says which track it is.
+    is_known = kind is None and needs.track in kinds and engine.name in model.bridges
+    yield from _pair(model, engine, bridged=bridged, kind=needs.track if is_known else kind)
     if engine.samples and needs.staleness != "any":
         yield Reason(
             key="engine",

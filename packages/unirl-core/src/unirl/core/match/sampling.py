@@ -54,7 +54,7 @@ def _options(stage: Stage, *, key: str) -> Iterator[Reason]:
             kind = options_class(model, stage.track)
             reasons = option_problems(kind, given, key=where)
             yield from reasons or broken_limits(kind(**given), key=where)
-            if engine.needs_bridge:
+            if engine.needs_bridge and engine.name not in model.bridged_options:
                 text = (
                     f"engine {engine.name!r} has a pipeline of its own, which takes no options of model {model.name!r}."
                 )

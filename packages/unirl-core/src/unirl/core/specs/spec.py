@@ -139,7 +139,9 @@ class ModelSpec(Spec):
     options: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
     """Name of a track -> `"module:Class"` of a dataclass with the fields of `sampling.options`, which are checked when
     a recipe is composed. The model reads them in `encode` and `schedule`; what `velocity` needs of them, `encode` puts
-    into the conditions. Engines with a bridge take none."""
+    into the conditions. Engines with a bridge take none, but for those in `bridged_options`."""
+    bridged_options: frozenset[str] = frozenset()
+    """Engines whose bridge of this model reads the `options` of a latent track."""
     token_options: frozenset[str] = frozenset()
     """Text tracks whose `options` change logits, or what `allowed` says, such as guidance of image tokens. They are
     handed to `next_logits`, echoed with the completions, and part of every `TokenBatch`. Options of other text tracks

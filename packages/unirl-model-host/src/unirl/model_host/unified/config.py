@@ -61,8 +61,9 @@ class UnifiedConfig(PartConfig):
         if plan is None or stage is None:
             return
         yield from self._other_starts(plan, stage)
-        name = stage.learner.model.spec.name
-        if not stage.engine.spec.reads_weights:
+        spec = stage.learner.model.spec
+        name = spec.name
+        if not stage.engine.spec.reads_weights and stage.engine.spec.name not in spec.bridges:
             text = f"got {stage.engine.name!r}, which loads checkpoints itself, and none in the layout of {name!r}. "
             yield Reason(key=stage.engine.key, text=f"{text}Use trainside.")
         if stage.algorithm is not None and stage.kind == "latent" and stage.needs.critic:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from unirl.core.errors import BatchError, RecipeError
 from unirl.core.roles import DiffusionModel, TextModel, TokenBatch
 from unirl.core.specs.check import check_config
 from unirl.core.types.array import Ragged
-from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.numerics.diffusion.schedules import static_sigmas
@@ -26,45 +24,12 @@ from ..model_files import dtype_of
 from ..tokens.causal_lm_files import load_tokenizer
 from .config import UnifiedConfig
 from .layers import Kept, PublishedModule
+from .sequence import Frozen, Sampling, SequenceOfSample, check_length, conditions_of
 
-__all__ = ["SHIFT", "Block", "Frozen", "Sampling", "SequenceOfSample", "UnifiedModel", "check_format"]
+__all__ = ["SHIFT", "UnifiedModel"]
 
 SHIFT = 3.0
 """Shift of the schedule where `sampling.schedule.shift` is not set, as in the published inference code."""
-Sampling = TextSamplingConfig | LatentSamplingConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """An image in a sequence."""
-
-    ref: MediaRef
-    kind: str
-    """`latent` or `feature`."""
-
-
-class SequenceOfSample(Protocol):
-    """The sequence that a sample's text or image continues."""
-
-    tokens: list[int]
-    """Numbers of the vocabulary's size and above stand for what is no token, such as a VAE latent."""
-    blocks: list[Block]
-
-
-class Frozen(Protocol):
-    """A model's VAE and ViT: what they make of images never depends on what trains."""
-
-    def encoded(self, sequences: Sequence[Sequence[Block]]) -> dict[str, Ragged]:
-        """Conditions of the images in each sequence: name -> a tensor each."""
-        ...
-
-    def latents(self, media: Tensor) -> Tensor:
-        """Latents of images [N, 3, H, W] fp32 in [-1, 1], the most likely ones."""
-        ...
-
-    def decode(self, latents: Tensor) -> Tensor:
-        """Images [N, 3, H, W] fp32 in [0, 1]. Differentiable."""
-        ...
 
 
 class _Cache(NamedTuple):
@@ -173,7 +138,7 @@ class UnifiedModel(DiffusionModel, TextModel, Generic[F]):
             tokens = self._sequence(inputs, row, sampling).tokens
             if not tokens:
                 raise RecipeError(f"data: prompt {inputs.texts[row]!r} has no tokens; write something.")
-            self._check_length(tokens, inputs.texts[row])
+            check_length(tokens, inputs.texts[row], longest=self._longest)
             result.append(torch.tensor(tokens, dtype=torch.int64))
         return result
 
@@ -273,10 +238,9 @@ class UnifiedModel(DiffusionModel, TextModel, Generic[F]):
     def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
         """Conditions of each input. Raises DataError for an image that cannot be read."""
         sequences = [self._sequence(inputs, row, sampling) for row in range(inputs.num_rows)]
-        for sequence, text in zip(sequences, inputs.texts, strict=True):
-            self._check_length(sequence.tokens, text)
-        tokens = tuple(torch.tensor(one.tokens, dtype=torch.int64, device=self.device) for one in sequences)
-        return {"tokens": tokens, **self.images.encoded([one.blocks for one in sequences])}
+        return conditions_of(
+            sequences, texts=inputs.texts, images=self.images, longest=self._longest, device=self.device
+        )
 
     def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
         """`num_inference_steps` steps of a uniform grid, shifted."""
@@ -307,37 +271,8 @@ class UnifiedModel(DiffusionModel, TextModel, Generic[F]):
         tokens[:, longest:] = torch.tensor(generated)
         return tokens.to(self.device), keep.to(self.device)
 
-    def _ids(self, names: Mapping[str, str]) -> dict[str, int]:
-        """Key -> id of the token with this name. Raises RecipeError for a tokenizer that lacks one."""
-        vocabulary = self.vocabulary
-        if missing := [name for name in names.values() if name not in vocabulary]:
-            raise RecipeError(
-                f"model.path: the tokenizer in {str(self.folder)!r} lacks {', '.join(missing)}, which mark texts and "
-                "images. Use the checkpoint's own tokenizer."
-            )
-        return {key: vocabulary[name] for key, name in names.items()}
-
     def _tokenized(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _check_length(self, tokens: Sequence[int], text: str) -> None:
-        if len(tokens) >= self._longest:
-            raise RecipeError(
-                f"data: prompt {text[:40]!r}... has {len(tokens)} tokens with its images and turns; the checkpoint has "
-                f"{self._longest} positions (max_position_embeddings). Leave it out of the prompt file."
-            )
-
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext()
-
-
-def check_format(sampling: TextSamplingConfig, inputs: Inputs) -> None:
-    """Raise RecipeError for settings of texts that the format of these models does not have."""
-    if sampling.thinking is not None:
-        raise RecipeError(
-            f"sampling.thinking: got {sampling.thinking}, but the format has no such switch. Leave it unset, and ask "
-            "for a thought in sampling.system_prompt."
-        )
-    if not sampling.chat and (sampling.system_prompt or inputs.turns is not None):
-        what = "sampling.system_prompt" if sampling.system_prompt else "a stage that continues from others"
-        raise RecipeError(f"sampling.chat: got false with {what}, which needs the marks of texts. Set it to true.")

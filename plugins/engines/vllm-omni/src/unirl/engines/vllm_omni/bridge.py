@@ -7,15 +7,18 @@ library and torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
     from unirl.core.types.array import Ragged
+    from unirl.core.types.inputs import Inputs
     from unirl.core.types.sampling import LatentSamplingConfig
     from unirl.numerics.media import LoadedImage
 
-__all__ = ["Bridge"]
+__all__ = ["Bridge", "SequenceBridge"]
 
 
 class Bridge(Protocol):
@@ -43,7 +46,8 @@ class Bridge(Protocol):
     @property
     def fused(self) -> Mapping[str, tuple[str, ...]]:
         """End of the name of a layer fused by vLLM-Omni -> ends of the names of its parts, in the order of their
-        outputs. A single part is a renamed layer."""
+        outputs. A single part is a renamed layer; where the name is a parameter's, such as `norm.gen_weight`, a renamed
+        parameter."""
         ...
 
     def unfit(self, model: Any) -> str:
@@ -81,4 +85,27 @@ class Bridge(Protocol):
 
     def decode(self, pipeline: Any, latents: Tensor) -> Tensor:
         """Media of latents [N, ...], fp32 in [0, 1]."""
+        ...
+
+
+@runtime_checkable
+class SequenceBridge(Protocol):
+    """Further methods of a `Bridge` for a model that continues one sequence (`ModelSpec.continues`). They replace
+    `Bridge.encode` and `Bridge.encode_with_media`."""
+
+    def checkpoint(self, model: Any, path: str) -> Path:
+        """Folder of the checkpoint in its published layout, which has no `model_index.json`: `path` if set, else that
+        of the model. Called in UniRL's process. Raises RecipeError for one in another layout."""
+        ...
+
+    def encode_sequence(self, pipeline: Any, inputs: Inputs, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
+        """Conditions of one row: name -> [1, ...], or one tensor of any shape in a tuple.
+
+        inputs: one row; its media and those of its turns are a `unirl.numerics.media.LoadedImage` each.
+        """
+        ...
+
+    def prefilled(self, pipeline: Any, conditions: Mapping[str, Ragged]) -> Mapping[str, Ragged]:
+        """What `velocity` is given in place of these conditions: one entry per row. It may depend on the weights in
+        use: it is computed once for a batch, and neither stored nor returned. conditions: one entry per row."""
         ...

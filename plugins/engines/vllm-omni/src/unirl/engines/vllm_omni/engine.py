@@ -13,7 +13,7 @@ from unirl.engine_host.latent_engine import ExternalLatentEngine, fitting_bridge
 from unirl.engine_host.probe import probe_requests
 from unirl.engine_host.program import dtype_of, program
 
-from .bridge import Bridge
+from .bridge import Bridge, SequenceBridge
 from .config import VllmOmniConfig
 from .environment import PRODUCT
 from .plugin import SPEC
@@ -35,7 +35,11 @@ def build(config: VllmOmniConfig, *, model: DiffusionModel, device: Any) -> Exte
     name, result = fitting_bridge(model, SPEC)
     bridge: Bridge = result
     dtype = dtype_of(config, model)
-    folder = diffusers_folder(PRODUCT, config, model, architecture=bridge.architecture)
+    is_sequence = isinstance(bridge, SequenceBridge)
+    if is_sequence:
+        folder = bridge.checkpoint(model, config.path)
+    else:
+        folder = diffusers_folder(PRODUCT, config, model, architecture=bridge.architecture)
     hosting = Hosting.of(
         PRODUCT,
         config,
@@ -53,6 +57,7 @@ def build(config: VllmOmniConfig, *, model: DiffusionModel, device: Any) -> Exte
             "arguments": omni_arguments(config, folder=folder, dtype=dtype, on_cpu=device.type == "cpu"),
             "bridge": name,
             "architecture": bridge.architecture,
+            "folder": str(folder) if is_sequence else "",
             "settings": bridge.settings(model) if model.spec.reads_media("latent") else None,
         },
         lora_rank=MOST_RANK,

@@ -11,7 +11,7 @@ continuous batching, the four methods that follow.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +24,7 @@ from unirl.core.types.request import Request
 from unirl.core.types.serial import from_bytes
 from unirl.core.types.track import Conditions
 from unirl.engine_host.latent_rows import rows_of
-from unirl.engine_host.received_media import read_media
+from unirl.engine_host.received_media import echoed, read_media, read_turns
 from unirl.numerics.diffusion.denoise import Walk, finish
 from unirl.numerics.diffusion.guidance import guided_velocity
 from unirl.numerics.diffusion.rollout import branch_inputs, latent_walk
@@ -36,6 +36,8 @@ from vllm.platforms import current_platform
 from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.distributed.utils import get_local_device
 from vllm_omni.diffusion.request import OmniDiffusionRequest
+
+from .bridge import SequenceBridge
 
 if TYPE_CHECKING:
     from unirl.core.types.sampling import LatentSamplingConfig
@@ -62,7 +64,8 @@ class Rollouts:
     def __new__(cls, *, od_config: Any, prefix: str = "") -> Any:
         bridge = resolve(od_config.custom_pipeline_args["bridge"])
         stock = resolve(bridge.pipeline)
-        own = {"bridge": bridge, "unirl_settings": od_config.custom_pipeline_args["settings"]}
+        given = od_config.custom_pipeline_args
+        own = {"bridge": bridge, "unirl_settings": given["settings"], "unirl_folder": given["folder"]}
         return type(f"Rollout{stock.__name__}", (RolloutPipeline, stock), own)(od_config=od_config)
 
 
@@ -81,16 +84,18 @@ class Underway:
     walk: Walk
     initial_noise: tuple[str, ...]
     conditions: Mapping[str, Conditions]
+    prefilled: Mapping[str, Conditions]
+    """What the velocity reads: the conditions, or what the bridge made of them with the weights in use."""
     sources: Mapping[str, Sequence[Sequence[str]]]
-    """For each branch of the guidance and each row the hashes of the media that were encoded."""
+    """For each branch of the guidance and each row what was encoded besides the text, see `echoed`."""
     version: int
     """Version of the weights at the first step."""
     num_rows: int
     """Size of the largest batch that they were part of."""
 
     def values(self, branch: str) -> Mapping[str, Ragged]:
-        """Name -> one entry per row."""
-        return self.conditions[branch].expanded()
+        """Name -> one entry per row, for the velocity."""
+        return self.prefilled[branch].expanded()
 
 
 class RolloutPipeline:
@@ -101,6 +106,8 @@ class RolloutPipeline:
     bridge: Bridge
     unirl_settings: Mapping[str, Any]
     """See `Bridge.settings`."""
+    unirl_folder: str
+    """Of a checkpoint without `model_index.json`, else ""."""
     unirl_version = UNSYNCED
     """Policy version of the weights in use."""
     unirl_torn = ""
@@ -171,12 +178,14 @@ class RolloutPipeline:
         shape = self.bridge.latent_shape(self, sampling)
         walk = latent_walk(request, latent_shape=shape, device=get_local_device())
         encoded = {branch: self._encoded(inputs, sampling) for branch, inputs in branch_inputs(request).items()}
+        conditions = {branch: own for branch, (own, _) in encoded.items()}
         return Underway(
             request=request,
             sampling=sampling,
             walk=walk,
             initial_noise=noise_digest(walk.x),
-            conditions={branch: own for branch, (own, _) in encoded.items()},
+            conditions=conditions,
+            prefilled={branch: self._prefilled(own) for branch, own in conditions.items()},
             sources={branch: own for branch, (_, own) in encoded.items()},
             version=self.unirl_version,
             num_rows=request.num_rows,
@@ -206,21 +215,34 @@ class RolloutPipeline:
         return [DiffusionOutput(nothing, trajectory_latents={ROW: {**row, "rows": rows.num_rows}}) for row in result]
 
     def _encoded(self, inputs: Inputs, sampling: LatentSamplingConfig) -> tuple[Conditions, list[list[str]]]:
-        """The conditions of the rows, and the hashes of the media of each.
+        """The conditions of the rows, and what each was encoded from besides its text, see `echoed`.
 
         Each input is encoded alone: its embedding then does not depend on the batch, and can come from vLLM-Omni's
         cache.
         """
         rows, index = distinct(inputs)
-        media = [read_media(inputs.media[row]) for row in rows]
-        each = [
-            self.bridge.encode_with_media(self, inputs.texts[row], own, sampling)
-            if own
-            else self.bridge.encode(self, inputs.texts[row], sampling)
-            for row, own in zip(rows, media, strict=True)
-        ]
+        each: list[Mapping[str, Ragged]] = []
+        sources: list[list[str]] = []
+        for row in rows:
+            media, text = read_media(inputs.media[row]), inputs.texts[row]
+            turns = () if inputs.turns is None else read_turns(inputs.turns[row])
+            sources.append(echoed(media, turns))
+            if isinstance(self.bridge, SequenceBridge):
+                own = replace(inputs.select([row]), media=(media,), turns=None if inputs.turns is None else (turns,))
+                each.append(self.bridge.encode_sequence(self, own, sampling))
+            elif turns:
+                raise RuntimeError(f"got turns for {text!r}, but the bridge does not continue sequences.")
+            elif media:
+                each.append(self.bridge.encode_with_media(self, text, media, sampling))
+            else:
+                each.append(self.bridge.encode(self, text, sampling))
         conditions = Conditions(values=_joined(each), index=torch.tensor(index, device=get_local_device()))
-        return conditions, [[ref.uri for ref in media[at]] for at in index]
+        return conditions, [sources[at] for at in index]
+
+    def _prefilled(self, conditions: Conditions) -> Conditions:
+        if not isinstance(self.bridge, SequenceBridge):
+            return conditions
+        return replace(conditions, values=self.bridge.prefilled(self, conditions.values))
 
     def _load_diffusion_lora_adapter(self, *, lora_request: Any, lora_path: str, dtype: Any) -> Any:
         """Called by vLLM-Omni before it looks for an adapter on disk."""

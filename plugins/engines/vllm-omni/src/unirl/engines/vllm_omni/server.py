@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from unirl.engine_host.serving import Answer, Call, calls_of
@@ -30,6 +33,7 @@ class _Server:
         self._loop = asyncio.new_event_loop()
         self._count = 0
         self._has_adapter = False
+        self._index: TemporaryDirectory[str] | None = None
 
     def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """The version of vLLM-Omni, from package metadata: an untested one may not even import. It needs the vLLM of
@@ -41,7 +45,8 @@ class _Server:
 
     def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Build the engine. asked: arguments of `AsyncOmni`, and the bridge, its architecture and settings, None for a
-        model without media. Returns the weights held."""
+        model without media; the folder of a checkpoint without `model_index.json`, else "". Returns the weights
+        held."""
 
         async def made() -> Any:
             from unirl.engines.vllm_omni import batch_outputs
@@ -54,11 +59,12 @@ class _Server:
                 # Refuses requests without images of its own, and would scale those. The bridge prepares them.
                 registry._DIFFUSION_PRE_PROCESS_FUNCS.pop(asked["architecture"], None)
             return AsyncOmni(
-                **asked["arguments"],
+                **(asked["arguments"] | self._indexed(asked["folder"], architecture=asked["architecture"])),
                 worker_extension_cls="unirl.engines.vllm_omni.worker_extension.WorkerExtension",
                 custom_pipeline_args={
                     "pipeline_class": "unirl.engines.vllm_omni.pipeline.Rollouts",
                     "bridge": asked["bridge"],
+                    "folder": asked["folder"],
                     "settings": asked["settings"],
                 },
             )
@@ -66,6 +72,17 @@ class _Server:
         self._omni = self._run(made())
         inventories = self._on_workers("unirl_inventory")
         return {"weights": inventories[0]}, {}
+
+    def _indexed(self, checkpoint: str, *, architecture: str) -> dict[str, str]:
+        """`model` for a checkpoint that does not name its pipeline: a folder that does, with nothing else in it, since
+        the bridge's pipeline reads the checkpoint. vLLM-Omni would run a checkpoint that it knows by its config as
+        stages of its own."""
+        if not checkpoint:
+            return {}
+        self._index = TemporaryDirectory(prefix="unirl-index-")
+        index = Path(self._index.name) / "model_index.json"
+        index.write_text(json.dumps({"_class_name": architecture}), encoding="utf-8")
+        return {"model": self._index.name}
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """A track. tensors: `request`, the bytes of a `Request`. Returns those of the `Track`, and the inputs used for

@@ -43,6 +43,10 @@ def held_weights(module: Any, fused: Mapping[str, Sequence[str]]) -> Iterator[tu
         trained = trained_names(path.replace(".base_layer", ""), fused)
         for name, parameter in layer.named_parameters(recurse=False):
             split = _split_dim(layer, parameter)
+            full = f"{path}.{name}"
+            if (other := trained_names(full, fused)) != (full,):
+                yield other[0], parameter.data, split
+                continue
             if split is not None and len(trained) == 1 and len(getattr(layer, "output_partition_sizes", ())) > 1:
                 raise RuntimeError(
                     f"{path!r} has several parts, each split over ranks, which the bridge does not name. "

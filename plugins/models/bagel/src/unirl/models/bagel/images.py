@@ -15,7 +15,7 @@ from unirl.core.types.data import MediaRef
 from unirl.model_host.diffusion.sizes import Sizes as ImageSizes
 from unirl.model_host.lazy_weights import CheckpointValues, empty_parameters
 from unirl.model_host.model_files import read_json
-from unirl.model_host.unified.model import Block
+from unirl.model_host.unified.sequence import Block
 from unirl.numerics.media import load_picture
 
 from .checkpoint import VAE, VISION

@@ -10,19 +10,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.errors import RecipeError
 from unirl.core.types.inputs import Inputs
-from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
+from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.model_host.lazy_weights import weight_files
-from unirl.model_host.model_files import dtype_of, read_json
-from unirl.model_host.unified.model import Sampling, UnifiedModel, check_format
+from unirl.model_host.model_files import dtype_of
+from unirl.model_host.unified.model import UnifiedModel
+from unirl.model_host.unified.sequence import Sampling
 
-from .checkpoint import CONFIG, LANGUAGE, WEIGHTS, find, sizes_of
-from .config import BagelConfig, ImageOptions, TextOptions, image_sizes
+from .checkpoint import WEIGHTS, find, sizes_of
+from .config import BagelConfig
+from .encoder import Encoder
 from .images import NAMES, Images
 from .module import Bagel
 from .plugin import SPEC
-from .sequence import Context, Marks, layout
+from .sequence import Context, layout
 from .vision import grid_places
 
 __all__ = ["BagelModel", "build"]
@@ -48,30 +49,25 @@ class BagelModel(UnifiedModel[Images]):
 
     def __init__(self, config: BagelConfig, *, device: torch.device, lazy: bool) -> None:
         folder = find(config)
-        self.sizes, settings = sizes_of(folder), read_json(folder / CONFIG)
+        self.sizes = sizes_of(folder)
         files, rows = weight_files(folder, WEIGHTS), self.sizes.vocab
         super().__init__(
             config, folder=folder, files=files, make=lambda: Bagel(self.sizes), rows=rows, device=device, lazy=lazy
         )
-        self._image_sizes = image_sizes(settings)
-        names = {"start": "im_start", "end": "im_end", "image_start": "vision_start", "image_end": "vision_end"}
-        names = {key: f"<|{name}|>" for key, name in names.items()}
-        self.marks = Marks(**self._ids(names), latent=rows, feature=rows + 1)
-        self._longest = read_json(folder / LANGUAGE).get("max_position_embeddings", self._longest)
-        dtypes = [
+        vision, vae = (
             dtype_of(getattr(config, key), key=f"model.{key}", model=self.spec.name)
             for key in ("vision_dtype", "vae_dtype")
-        ]
-        self.images = Images(
+        )
+        self._encoder = Encoder(
             folder,
             files=files,
             sizes=self.sizes,
-            images=self._image_sizes,
-            patch=settings.get("latent_patch_size", 2),
+            tokenizer=self.tokenizer,
             batch=config.decode_batch,
-            dtypes=(dtypes[0], dtypes[1]),
+            dtypes=(vision, vae),
             device=device,
         )
+        self.images, self.marks, self._longest = self._encoder.images, self._encoder.marks, self._encoder.longest
 
     # Text.
 
@@ -121,34 +117,12 @@ class BagelModel(UnifiedModel[Images]):
 
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """[p p C, H / 16, W / 16]. Raises RecipeError, with the nearest size that fits, for any other."""
-        for reason in self._image_sizes.problems(sampling):
-            raise RecipeError(str(reason.under("sampling")))
-        return (self.sizes.latent, *self._image_sizes.latent(sampling))
+        return self._encoder.latent_shape(sampling)
 
     # Sequences.
 
     def _sequence(self, inputs: Inputs, row: int, sampling: Sampling) -> Context:
-        text, turns = inputs.texts[row], () if inputs.turns is None else inputs.turns[row]
-        context = Context(marks=self.marks, tokenize=self._tokenized, sizes=self.images.tokens)
-        with_latents, chat = True, True
-        is_text = isinstance(sampling, TextSamplingConfig)
-        if is_text:
-            check_format(sampling, inputs)
-            system, chat = sampling.system_prompt, sampling.chat
-            with_latents = TextOptions(**sampling.options).sources == "all"
-        else:
-            system = ImageOptions(**sampling.options).system_prompt
-        context.add_text(system)
-        for ref in inputs.media[row]:
-            context.add_image(ref, with_latents=with_latents)
-        if chat:
-            context.add_text(text)
-        else:
-            context.tokens += self._tokenized(text)
-        context.add_turns(turns, with_latents=with_latents)
-        if is_text and chat:
-            context.tokens.append(self.marks.start)
-        return context
+        return self._encoder.sequence(inputs, row, sampling)
 
     def _layout(self, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
         return layout(tokens, keep, marks=self.marks)

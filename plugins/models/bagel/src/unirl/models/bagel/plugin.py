@@ -33,6 +33,7 @@ SPEC = ModelSpec(
         "text": "unirl.models.bagel.config:TextOptions",
         "image": "unirl.models.bagel.config:ImageOptions",
     },
+    bridged_options=frozenset({"vllm-omni"}),
     trainable="transformer",
     lora_targets=tuple(f"{name}_proj{expert}" for expert in ("", "_moe_gen") for name in "qkvo"),
     wrap_blocks=("MixtureLayer",),
@@ -46,6 +47,7 @@ SPEC = ModelSpec(
         idle_layers=(f"{_LAST}.q_proj", f"{_LAST}.o_proj"),
         wrap_blocks=2,
     ),
+    bridges={"vllm-omni": "unirl.models.bagel.bridges.vllm_omni:BRIDGE"},
     gaps=tuple(
         Gap(
             claim=claim,

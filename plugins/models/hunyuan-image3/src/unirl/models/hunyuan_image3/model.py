@@ -15,7 +15,8 @@ from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.model_host.lazy_weights import weight_files
 from unirl.model_host.model_files import dtype_of, read_json
-from unirl.model_host.unified.model import Sampling, UnifiedModel, check_format
+from unirl.model_host.unified.model import UnifiedModel
+from unirl.model_host.unified.sequence import Sampling, check_format, token_ids
 
 from .checkpoint import CONFIG, find, has_template, sizes_of
 from .config import HunyuanImageConfig, ImageOptions, TextOptions, resolutions
@@ -66,7 +67,7 @@ class HunyuanImageModel(UnifiedModel[Images]):
         ratios = [f"<img_ratio_{number}>" for number in range(len(self.resolutions.sizes))]
         names = {**NAMES, "size": f"<img_size_{self.resolutions.base}>"}
         names |= {key: getattr(self.tokenizer, f"{kind}_token") for key, kind in (("start", "bos"), ("end", "eos"))}
-        ids = self._ids({**names, **{name: name for name in ratios}})
+        ids = token_ids({**names, **{name: name for name in ratios}}, self.vocabulary, folder=folder)
         self.marks = Marks(**{name: ids[name] for name in names}, ratios=tuple(ids[name] for name in ratios))
         self._longest = settings.get("max_position_embeddings", self._longest)
         self._has_roles = has_template(folder)

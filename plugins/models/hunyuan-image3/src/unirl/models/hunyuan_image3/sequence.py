@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Turn
-from unirl.model_host.unified.model import Block
+from unirl.model_host.unified.sequence import Block
 
 from .module import Stand
 
