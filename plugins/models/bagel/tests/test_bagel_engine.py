@@ -24,7 +24,7 @@ from unirl.engines.vllm_omni.engine import build as build_engine
 from unirl.models.bagel.config import BagelConfig
 from unirl.models.bagel.model import BagelModel, build
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 PROMPTS = ("a red ring", "two blue squares on the left", "it")
 GUIDED: dict[str, Any] = {"guidance_scale": 3.0}
@@ -137,7 +137,6 @@ def test_weights_of_other_names_change_nothing(engine: ExternalLatentEngine, mov
     check(engine, moving, asked(moving, engine))
 
 
-@pytest.mark.nightly
 def test_rows_join_and_leave_a_batch_between_steps(
     tiny_folder: Path, model: BagelModel, media: list[tuple[MediaRef, ...]]
 ) -> None:
