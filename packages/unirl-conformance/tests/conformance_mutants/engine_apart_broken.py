@@ -17,8 +17,8 @@ from conformance_mutants import engine, engine_apart, engine_weights
 from conformance_mutants.changes import Change
 from conformance_mutants.engine_changes import TEXT_ONLY, Fields, rollout
 from conformance_mutants.engine_copying import SPEC as COPYING
-from conformance_mutants.engine_text import LINEAGE as TEXT_LINEAGE
 from conformance_mutants.engine_text import ALLOWED, FORCED, SEEDS
+from conformance_mutants.engine_text import LINEAGE as TEXT_LINEAGE
 from conformance_mutants.engine_weights import ASLEEP, HALF_FULL, HALF_LORA, MENDED, NEWEST, SCALED, SLEEP, USED
 from conformance_mutants.mutant import Mutant, builder, catalog_of, plugin, specs
 
