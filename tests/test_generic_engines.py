@@ -27,7 +27,8 @@ from unirl.models.diffusers.model import build
 
 CATALOG = Catalog.discover()
 ENGINES = sorted(spec.name for spec in CATALOG.specs("engine") if isinstance(spec, EngineSpec) and spec.needs_bridge)
-DEDICATED = [spec for spec in CATALOG.specs("model") if isinstance(spec, ModelSpec) and spec.bridges]
+DEDICATED = [spec for spec in CATALOG.specs("model") if isinstance(spec, ModelSpec) and spec.bridges and spec.reference]
+"""Of pipelines of diffusers; other checkpoints are none of model=diffusers."""
 PROMPTS = ("a red ring", "a blue square on the left of two green discs")
 """Prompts of different lengths."""
 GUIDED: dict[str, Any] = {"guidance_mode": "two-pass", "guidance_scale": 3.5, "negative_prompt": "blurred, in grey"}

@@ -401,11 +401,11 @@ def test_ranks_of_torchrun_are_refused_with_the_launcher_to_use(cli: Cli, monkey
 def test_compose_says_what_it_looked_at_and_what_it_did_not(cli: Cli, toy_folder: Path) -> None:
     _, out, _ = cli("compose", "toy/base", DATA)
     assert "accepted" in out
-    assert "not ready here: prompts.txt: no such prompt file." in out
+    assert "not ready here: data.train: prompts.txt: no such prompt file." in out
     assert "not looked at: the weights" in out and "'some/folder'" in out
     _, out, _ = cli("compose", "toy/base", DATA, "model.path=./model", "--json")
     assert json.loads(out)["here"]["problems"] == [
-        "prompts.txt: no such prompt file.",
+        "data.train: prompts.txt: no such prompt file.",
         "model.path: there is no folder './model'.",
     ]
 
