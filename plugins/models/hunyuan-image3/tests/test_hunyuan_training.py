@@ -94,7 +94,7 @@ def test_edited_images_alone_train_with_adapters_and_guidance(
     [
         ("sampling.think.system_prompt=other", r"sampling\.image\.options\.system_prompt: got '', expected 'other'"),
         ("sampling.think.options.begin=recaption", r"sampling\.image\.options\.begin: got 'think', expected 'recapt"),
-        ("sampling.image.width=80", r"sampling\.image\.height: got 64 x 80 \(height x width\), which the checkpoint"),
+        ("sampling.image.width=80", r"sampling\.image\.width: got 64 x 80 \(height x width\), which the checkpoint"),
     ],
 )
 def test_stages_that_do_not_fit_are_refused(tiny_folder: Path, word: str, message: str) -> None:
