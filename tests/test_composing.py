@@ -267,3 +267,21 @@ def test_every_load_of_a_checkpoint_says_whether_its_code_may_run() -> None:
                 calls.append(f"{file}:{node.lineno}" if "trust_remote_code" not in names else "")
     assert len(calls) > 50
     assert [call for call in calls if call] == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "word", "advice"),
+    [
+        ("quickstart-enhancer", "model.writer=qwen3", "model@model.writer=qwen3"),
+        ("quickstart-enhancer", "sampling.image=text", "sampling@sampling.image=text"),
+        ("quickstart-enhancer", "engine.image=vllm-omni", "engine@engine.image=vllm-omni"),
+        ("quickstart", "reward.shapes=3", "reward@reward.shapes=NAME"),
+        ("quickstart", "tracker.report=wandb", "tracker@tracker.report=wandb"),
+    ],
+)
+def test_a_value_in_place_of_a_section_says_how_a_part_is_chosen(recipe: str, word: str, advice: str) -> None:
+    key, _, value = word.partition("=")
+    shown = value if value.isdigit() else repr(value)
+    with pytest.raises(RecipeError) as caught:
+        compose(recipe, [word], catalog=CATALOG)
+    assert str(caught.value) == f"{key}: got {shown}, expected settings. To choose a part, write `{advice}`."

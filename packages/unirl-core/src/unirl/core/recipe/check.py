@@ -133,7 +133,8 @@ def check_slots(
 
 
 def check_keys(config: DictConfig, slots: Mapping[str, Slot]) -> None:
-    """Refuse keys that are not fields of their dataclass (`+key=` can add them), and sections without a chosen part."""
+    """Refuse keys that are not fields of their dataclass (`+key=` can add them), sections without a chosen part, and
+    values in place of sections."""
     for group in (*NAMED, *EITHER):
         for key in () if group in slots else cast(DictConfig, config[group]):
             if f"{group}.{key}" not in slots:
@@ -141,6 +142,13 @@ def check_keys(config: DictConfig, slots: Mapping[str, Slot]) -> None:
                     f"{group}.{key}: has settings, but no {group} is chosen for it; add "
                     f"`/{group}@{group}.{key}: NAME` to the defaults, or `+{group}@{group}.{key}=NAME` to the command."
                 )
+    for key, slot in slots.items():
+        value = OmegaConf.select(config, key)
+        if value is not None and not isinstance(value, DictConfig):
+            part = value if isinstance(value, str) else "NAME"
+            raise RecipeError(
+                f"{key}: got {value!r}, expected settings. To choose a part, write `{slot.group}@{key}={part}`."
+            )
     _check_node(config, "")
 
 
