@@ -79,7 +79,7 @@ def smaller(plan: Plan, factory: PartFactory) -> Iterator[str]:
         if isinstance(choice.spec, ModelSpec):
             yield f"{choice.key}.path={factory.checkpoint(found)}"
         elif isinstance(choice.spec, EngineSpec) and choice.spec.environment:
-            yield f"{choice.key}=trainside"
+            yield ("engine" if choice.key == "engine" else f"engine@{choice.key}") + "=trainside"
         elif isinstance(choice.spec, RewardSpec) and choice.spec.name not in STAND_INS:
             yield from (f"{choice.key}.{key}={value}" for key, value in factory.reward_files(found).items())
     for stage in plan.stages:
@@ -89,7 +89,8 @@ def smaller(plan: Plan, factory: PartFactory) -> Iterator[str]:
         yield from (
             f"{name}.{key}={value}"
             for key, value in tiny.sampling.items()
-            if key in SIZES and hasattr(stage.sampling, key)
+            # An image made of tokens has as many as its grid.
+            if key in SIZES and hasattr(stage.sampling, key) and (key != "max_new_tokens" or stage.medium == "text")
         )
 
 
