@@ -12,7 +12,6 @@ from ..errors import DataError
 from ..names import shortened
 from ..types.data import MediaRef, Prompt
 from .columns import Columns, is_json, local_uri
-from .packed import PackedPrompts
 from .rows import Reading, kind_of, read_rows
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def read_prompts(
     names = columns or Columns()
     row = _RowReader(path, prompt_key, names, settings or {})
     reading = Reading(prompt_key=prompt_key, unread=names.unread, check=names.check)
-    prompts, problems, keys = PackedPrompts(), list[tuple[str, str]](), set[str]()
+    prompts, problems, keys = list[Prompt](), list[tuple[str, str]](), set[str]()
     first: dict[str, str] = {}
     for index, (where, values) in enumerate(read_rows(path, reading)):
         if isinstance(values, dict):
