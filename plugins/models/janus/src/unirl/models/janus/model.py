@@ -6,7 +6,7 @@ Source: Janus-Pro, arXiv 2501.17811; Janus, arXiv 2410.13848. Verified against t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 from unirl.core.errors import BatchError, DataError, RecipeError
-from unirl.core.roles import DivergenceKind, OutputHead, TokenBatch
+from unirl.core.roles import TokenBatch
 from unirl.core.types.array import Ragged
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
@@ -24,7 +24,6 @@ from unirl.model_host.chat_templates import render_chat
 from unirl.model_host.tokens.causal_lm import CausalLmModel
 from unirl.numerics.media import load_picture
 from unirl.numerics.pixels import levels
-from unirl.numerics.tokens.divergence import token_divergence
 
 from .config import JanusConfig
 from .module import JanusForConditionalGeneration, Mode
@@ -198,32 +197,8 @@ class JanusModel(CausalLmModel):
         plain = replace(batch, options={_SCALE: 1.0} if batch.options else {})
         return self._of_targets("hidden", plain, trunk=trunk)
 
-    @torch.no_grad()
-    def output_head(self, batch: TokenBatch) -> OutputHead:
-        """See `unirl.core.roles.TextModel`."""
-        hidden, weight = self._of_targets("end", batch, end=lambda hidden, weight: (hidden, weight.clone()))
-        return OutputHead(hidden=hidden, weight=weight)
-
-    def divergence(
-        self,
-        batch: TokenBatch,
-        *,
-        teacher: OutputHead,
-        kind: DivergenceKind,
-        beta: float,
-        top_k: int | None,
-        temperature: float,
-    ) -> tuple[Tensor, Tensor]:
-        """See `unirl.core.roles.TextModel`."""
-        settings: dict[str, Any] = {"kind": kind, "beta": beta, "top_k": top_k, "temperature": temperature}
-        targets = batch.targets.to(self.device)
-
-        def compared(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-            return token_divergence(
-                hidden, weight, targets, teacher=teacher, chunk=self._chunk, allowed=batch.allowed, **settings
-            )
-
-        return self._of_targets("end", batch, end=compared)
+    def _ended(self, batch: TokenBatch, end: Callable[[Tensor, Tensor], Any]) -> Any:
+        return self._of_targets("end", batch, end=end)
 
     @torch.no_grad()
     def next_logits(
