@@ -27,7 +27,7 @@ UNIFIED = (
 
 def after_a_step(folder: Path, *words: str) -> dict[str, torch.Tensor]:
     """Weights after one gradient step of size 1: AdamW divides by `eps` alone where it is large."""
-    plain = ("backend.lr=1000", "backend.eps=1000", "backend.weight_decay=0", "backend.max_grad_norm=null")
+    plain = ("backend.lr=1e5", "backend.eps=1e5", "backend.weight_decay=0", "backend.max_grad_norm=null")
     once = ("run.max_steps=1", "train.updates_per_step=1", "run.save_every=1")
     run(folder, *plain, *once, *words, recipe="quickstart-unified", small=UNIFIED)
     return {name: value for name, value in tensors(folder, 1).items() if name.startswith("/weights/")}

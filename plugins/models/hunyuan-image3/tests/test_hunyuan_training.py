@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_runs
 from unirl.core.errors import PlanRejected
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
@@ -39,11 +40,8 @@ def run(
         for refs in (tiny.media(folder, number=number) for number in (0, 2))
     ]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    catalog = Catalog.discover()
-    out = folder / "out"
-    train(compose(recipe, [f"model.path={checkpoint}", f"run.dir={out}", *words], catalog=catalog), catalog=catalog)
-    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    return [event["metrics"] for event in events if event["kind"] == "step"]
+    result = small_runs.run(folder / "out", f"model.path={checkpoint}", *words, recipe=recipe, small=())
+    return list(small_runs.steps(result.folder).values())
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import small_runs
 from unirl.core.errors import PlanRejected
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
@@ -27,11 +27,8 @@ SMALL = [
 def run(folder: Path, checkpoint: Path, *words: str, recipe: str) -> list[Mapping[str, Any]]:
     """Metrics of each step."""
     (folder / "prompts.txt").write_text("a red ring on the left\ntwo blue squares\n")
-    catalog = Catalog.discover()
-    out = folder / "out"
-    train(compose(recipe, [f"model.path={checkpoint}", f"run.dir={out}", *words], catalog=catalog), catalog=catalog)
-    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    return [event["metrics"] for event in events if event["kind"] == "step"]
+    result = small_runs.run(folder / "out", f"model.path={checkpoint}", *words, recipe=recipe, small=())
+    return list(small_runs.steps(result.folder).values())
 
 
 @pytest.fixture(scope="module")
