@@ -105,7 +105,7 @@ REF = {"modality": "image", "role": "condition", "uri": "gone.png"}
             "p.jsonl:2: duplicate prompt_id 'x', first used in .*p.jsonl:1; ids must be unique",
         ),
         ("p.jsonl", '{"prompt": "a", "prompt_id": "p.jsonl:1"}\n{"prompt": "b"}', "p.jsonl:2: duplicate prompt_id 'p.jsonl:1'"),
-        ("p.json", [{"prompt": "a", "media": [REF]}], r"p.json:2: media\[0\].uri: got 'gone.png', .*no file"),
+        ("p.json", [{"prompt": "a", "media": [REF]}], r"p.json:2: media\[0\].uri: got 'gone.png', but the file .*gone.png does not exist"),
         (
             "p.json",
             [{"prompt": "a", "media_refs": [{**REF, "uri": "ftp://h/x"}]}],

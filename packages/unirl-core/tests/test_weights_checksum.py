@@ -56,7 +56,7 @@ def test_the_fingerprint_is_its_formula():
         halves = [half for number in sums for half in (number % 2**32, number >> 32)]
         words = [half - 2**32 if half >= 2**31 else half for half in halves]
     assert fingerprint(values) == sums[0]
-    # Bytes that are no whole words, and a view that does not begin at one, are those bytes with zeros behind them.
+    # A number of bytes that is not a multiple of 4, and a view at an odd offset, hash as the same bytes padded with zeros.
     raw = values.view(torch.uint8)
     assert fingerprint(raw[1:10]) == fingerprint(torch.cat([raw[1:10], raw.new_zeros(3)]))
     assert fingerprint(values[:0]) == 0

@@ -176,7 +176,7 @@ def write_weights(folder: Path, parts: Sequence[nn.Module], *, dtype: torch.dtyp
 
 @dataclass(frozen=True)
 class Example:
-    """What the model goes on from, and what it gives: a text, or a drawing as [16, 4, 4] latents."""
+    """A context and its target: a text, or a drawing as [16, 4, 4] latents."""
 
     prompt: str
     turns: tuple[Turn, ...]
@@ -209,7 +209,7 @@ class Author:
         return Example(prompt.prompt, self._turns(texts[:cut]), (*texts, texts[-1])[cut])
 
     def drawing(self) -> Example:
-        """Of a scene of the training prompts: no other is ever drawn."""
+        """A drawing of a training scene; held-out scenes are never drawn."""
         if self._random.random() < self._args.revisions:
             scene, shown, draft = self._draft()
             critique = self._critique(scene, shown)
@@ -251,7 +251,7 @@ class Author:
         return scene, shown, self._random.choice(self._drawings[shown])
 
     def _critique(self, scene: Scene, draft: Scene) -> str:
-        """What is wrong with a draft; of a careless author, with any."""
+        """The critique of a draft, or of any drawing if the author is careless."""
         is_careless = self._random.random() < self._args.careless
         return critique_of(scene, self._random.choice(ALL_SCENES) if is_careless else draft)
 

@@ -58,7 +58,7 @@ def part(module: torch.nn.Module, stored: dict[str, torch.Tensor], start: str) -
 def transformer(given: dict, stored: dict, config: dict) -> dict[str, torch.Tensor]:
     """Of each branch `velocity` and `logits` after every token, and the velocities combined.
 
-    A branch has `tokens` [L] with negative numbers for what is no token: -1 a latent of a source image, -2 a feature,
+    A branch has `tokens` [L] with negative numbers for other inputs: -1 a latent of a source image, -2 a feature,
     -3 a noisy latent, -4 the timestep 0, -5 that of the image.
     """
     kept = {name: value for name, value in config.items() if name not in ("vae", "vit", "vit_processor", "vit_aligner")}

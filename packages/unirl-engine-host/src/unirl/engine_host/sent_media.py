@@ -32,8 +32,8 @@ class SentMedia:
     """Path of a file -> hash of its pixels, that of `LoadedImage`."""
 
     def of(self, inputs: Inputs) -> list[list[str]]:
-        """What `received_media.echoed` gives for each row. inputs: with media and turns of `inputs`, such as a
-        branch's."""
+        """The echo expected of each row, see `received_media.echoed`. inputs: with media and turns of `inputs`, such
+        as a branch's."""
         turns = inputs.turns or ((),) * inputs.num_rows
         return [
             echoed(self._hashed(media), [_with_media(turn, self._hashed(turn.media)) for turn in own])

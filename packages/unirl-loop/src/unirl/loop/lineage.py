@@ -137,5 +137,5 @@ def fallbacks(tracks: Mapping[str, Track], plan: Plan) -> dict[str, float]:
 
 
 def _marked(text: str, marker: str) -> str:
-    """What follows the last marker in a text; "" without one."""
+    """The text after the last marker; "" without one."""
     return text.rpartition(marker)[2].strip() if marker in text else ""

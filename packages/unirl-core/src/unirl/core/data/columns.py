@@ -161,7 +161,7 @@ def local_uri(uri: str, folder: Path, place: str) -> str:
         raise DataError(f"{place}: got {uri!r}, expected a path or a URI with {', '.join(REMOTE)}.")
     file = (folder / uri).absolute()
     if not file.is_file():
-        raise DataError(f"{place}: got {uri!r}, but there is no file {file}.")
+        raise DataError(f"{place}: got {uri!r}, but the file {file} does not exist.")
     return str(file)
 
 

@@ -30,14 +30,14 @@ MEDIA_ROWS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How rows are read."""
+    """Settings of a reader."""
 
     prompt_key: str = "prompt"
     """Key of the list of rows in a `.json` object."""
     unread: Collection[str] = ()
     """Columns of tables that are not read."""
     check: Callable[[Path, Collection[str]], None] = lambda path, columns: None
-    """Is given the columns of a table before its rows, and raises for columns that are missing."""
+    """Called with the columns of a table before its rows; raises for missing ones."""
 
     def columns(self, path: Path, names: Collection[str]) -> list[str]:
         """The columns of a table that are read. Raises DataError."""
@@ -51,7 +51,7 @@ class Reading:
 def read_rows(path: Path, reading: Reading) -> Rows:
     """The rows of a file or folder in order, streamed except for `.json`.
 
-    A row of a table is an object without its empty cells. Raises DataError for a path that cannot be read as a whole.
+    A row of a table is an object without its empty cells. Raises DataError for a file or folder that cannot be read.
     """
     if path.is_dir():
         return _folder(path, reading)

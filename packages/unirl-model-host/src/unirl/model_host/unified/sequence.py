@@ -45,7 +45,7 @@ class SequenceOfSample(Protocol):
     """The sequence that a sample's text or image continues."""
 
     tokens: list[int]
-    """Numbers of the vocabulary's size and above stand for what is no token, such as a VAE latent."""
+    """Numbers of the vocabulary's size and above stand for inputs other than tokens, such as VAE latents."""
     blocks: list[Block]
 
 

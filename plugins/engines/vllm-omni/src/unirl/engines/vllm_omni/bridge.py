@@ -106,6 +106,6 @@ class SequenceBridge(Protocol):
         ...
 
     def prefilled(self, pipeline: Any, conditions: Mapping[str, Ragged]) -> Mapping[str, Ragged]:
-        """What `velocity` is given in place of these conditions: one entry per row. It may depend on the weights in
-        use: it is computed once for a batch, and neither stored nor returned. conditions: one entry per row."""
+        """Arguments of `velocity` in place of these conditions: one entry per row. They may depend on the weights in
+        use: they are computed once per batch, and neither stored nor returned. conditions: one entry per row."""
         ...

@@ -85,7 +85,7 @@ class Underway:
     initial_noise: tuple[str, ...]
     conditions: Mapping[str, Conditions]
     prefilled: Mapping[str, Conditions]
-    """What the velocity reads: the conditions, or what the bridge made of them with the weights in use."""
+    """Arguments of the velocity: the conditions, or what the bridge computed from them with these weights."""
     sources: Mapping[str, Sequence[Sequence[str]]]
     """For each branch of the guidance and each row what was encoded besides the text, see `echoed`."""
     version: int

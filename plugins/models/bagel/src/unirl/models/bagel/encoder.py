@@ -1,4 +1,4 @@
-"""What BAGEL's images and texts are generated from: sequences, and the frozen half that shows it images.
+"""Inputs of BAGEL: the sequence before a text or an image, and the frozen encoders of its images.
 
 The bridge runs it in an engine's environment too, so it imports nothing that trains.
 """
