@@ -34,6 +34,13 @@ def arguments(tmp_path: Path, *, on_cpu: bool = False, num_experts: int = 0, **s
     )
 
 
+def test_memory_that_can_be_released_is_allocated_otherwise_on_a_gpu_alone(tmp_path: Path) -> None:
+    for switched, on_cpu in ((True, False), (False, False), (True, True)):
+        result = arguments(tmp_path, sleep_mode=switched, on_cpu=on_cpu)
+        expected = switched and not on_cpu
+        assert (result["enable_memory_saver"], result["enable_weights_cpu_backup"]) == (expected, expected)
+
+
 def test_a_cpu_has_packages_of_our_own_on_top_of_the_lock_and_a_gpu_has_none() -> None:
     assert [tree.name for tree in ENVIRONMENT.trees("cpu")] == ["torchvision-schemas", "sglang-platform"]
     assert ENVIRONMENT.trees("cuda") == []

@@ -20,10 +20,17 @@ from unirl.loop.run_plan import with_run_folder
 from unirl.tools.doctor import diagnose
 
 
-def arguments(*, reads_media: bool = False, **settings: Any) -> dict[str, Any]:
+def arguments(*, on_cpu: bool = False, reads_media: bool = False, **settings: Any) -> dict[str, Any]:
     return llm_arguments(
-        VllmConfig(**settings), folder=Path("/there"), dtype=torch.bfloat16, on_cpu=False, reads_media=reads_media
+        VllmConfig(**settings), folder=Path("/there"), dtype=torch.bfloat16, on_cpu=on_cpu, reads_media=reads_media
     )
+
+
+def test_memory_that_can_be_released_is_allocated_otherwise_on_a_gpu_alone() -> None:
+    assert arguments(sleep_mode=True)["enable_sleep_mode"] is True
+    assert "enable_sleep_mode" not in arguments()
+    # vLLM refuses it there.
+    assert "enable_sleep_mode" not in arguments(sleep_mode=True, on_cpu=True)
 
 
 def test_doctor_lists_the_environment_and_how_to_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +79,7 @@ def test_arguments_that_would_undo_what_is_promised_are_refused() -> None:
     [
         (["backend.trains=lora"], "engine.lora_rank: got 0, but the backend trains LoRA adapters"),
         (["engine.max_num_seqs=0"], "engine.max_num_seqs: got 0, expected 1 or more"),
-        (["launcher=ray", "launcher.placement=colocate"], "engine 'vllm' cannot sleep"),
+        (["launcher=ray", "launcher.placement=colocate"], "set engine.sleep_mode=true"),
     ],
 )
 def test_plans_that_cannot_work_are_refused_before_anything_starts(words: list[str], reason: str) -> None:

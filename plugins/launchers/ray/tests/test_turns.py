@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from plans import changed
 from small_runs import EVALUATED, catalog, plan, run
 from unirl.core.specs.capability import Cap
 from unirl.launchers.ray.actors import Call
 from unirl.launchers.ray.cluster import Cluster
+from unirl.launchers.ray.worker import Worker
 
 BUILD = [
     ("train-0", "build"),
@@ -54,6 +57,59 @@ def test_a_device_is_free_before_the_other_one_takes_it(
     second = [*SYNC, *ROLLOUT, *BACK, *TRAIN]
     last = [*SYNC, *ROLLOUT, *BACK, ("train-0", "save")]
     assert asked == [*BUILD, *first, *second, *last]
+
+
+class Recorded:
+    """Appends the names of the methods that are called on it."""
+
+    def __init__(self, called: list[str]) -> None:
+        self._called = called
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self._called.append(name)
+
+
+@pytest.mark.parametrize(("method", "before"), [("offload", ["offload"]), ("sleep", ["sleep", "offload"])])
+def test_memory_goes_back_to_the_device_once_everything_has_left_it(
+    method: str, before: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = plan("launcher=ray", "launcher.placement=colocate")
+    worker = Worker("rollout-0", expected, run="r", ask=_nobody, tell=_nobody, machine="here", has_gpu=False)
+    called = list[str]()
+    part: Any = Recorded(called)
+    learner = expected.only.learner.name
+    worker._parts = SimpleNamespace(engines={learner: part}, backends={learner: part})  # type: ignore[assignment]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append("empty_cache"))
+    getattr(worker, method)()
+    assert called == before, "there is no such memory on a CPU"
+    called.clear()
+    worker._device = torch.device("cuda")
+    getattr(worker, method)()
+    assert called == [*before, "empty_cache"]
+
+
+@pytest.mark.gpu
+def test_an_offloaded_worker_holds_nothing_of_its_gpu() -> None:
+    worker = Worker(
+        "train-0",
+        plan("launcher=ray", "launcher.placement=colocate", "run.device=cuda"),
+        run="r",
+        ask=_nobody,
+        tell=_nobody,
+        machine="here",
+        has_gpu=True,
+    )
+    worker.build("train", with_engine=False)
+    kept = 2**26
+    # What a step has used and freed.
+    torch.empty(kept, dtype=torch.uint8, device="cuda")
+    held = torch.cuda.memory_reserved()
+    worker.offload()
+    assert torch.cuda.memory_reserved() <= held - kept
+
+
+def _nobody(*_: Any) -> Any:
+    raise AssertionError("a worker alone asks nobody")
 
 
 def asked_of_the_plan(plan) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,7 @@ from unirl.core.match.mismatch_bounds import train_settings
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.roles import Job
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.data import Prompt
 from unirl.core.types.rollout import Rollout
@@ -24,7 +25,7 @@ from .costs import track_bytes
 from .evaluation import evaluate
 from .generation import kept_images
 from .lineage import fallbacks
-from .parts import Parts, attributed, stage_job
+from .parts import Parts, attributed, engine_names, stage_job
 from .phases import Phases
 from .queue import GroupQueue, ScoredGroups
 from .reward_watch import RewardWatch
@@ -176,8 +177,9 @@ def train_step(
         # Before training, and where there is nothing to train on: a failure is looked into with the samples.
         if shows_samples and plan.run.dir:
             save_samples(Path(plan.run.dir), rollout, {job.name: job.track for job in jobs}, step=step)
-    for learner in parts.backends:
-        _train(parts, plan, learner, jobs, step=step, phases=phases, metrics=found)
+    with _engines_asleep(parts, plan, phases=phases):
+        for learner in parts.backends:
+            _train(parts, plan, learner, jobs, step=step, phases=phases, metrics=found)
     for stage in plan.stages:
         own, track = found[stage.name], rollout.tracks[stage.name]
         if own.get("steps_skipped"):
@@ -272,6 +274,29 @@ def _train(
         for job in own:
             metrics[job.name].update({**report.metrics[job.name], **steps})
     backend.end_rollout()
+
+
+@contextmanager
+def _engines_asleep(parts: Parts, plan: Plan, *, phases: Phases) -> Generator[None]:
+    """Within the block, the engines of this process that can sleep do. Those of workers are put to sleep by their
+    launcher, where they share a device with training."""
+    stages = [] if parts.sync is not None else [stage for stage in plan.stages if stage.engine.has(Cap.SLEEP)]
+    engines = list({id(parts.engines[stage.name]): parts.engines[stage.name] for stage in stages}.values())
+    if not engines:
+        yield
+        return
+    with phases("sleep", owner=engine_names(plan)):
+        for engine in engines:
+            engine.sleep()
+    yield
+    with phases("sleep", owner=engine_names(plan)):
+        if parts.device_name:
+            # Torch keeps what training has freed, and an engine is often another process.
+            import torch
+
+            torch.cuda.empty_cache()
+        for engine in engines:
+            engine.wake()
 
 
 def _reward_metrics(track: Track) -> dict[str, float]:

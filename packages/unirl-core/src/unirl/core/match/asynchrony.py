@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,14 @@ def _own_weights(plan: Plan, stage: Stage) -> Iterator[Reason]:
                 text=f"got {ahead}; engine {stage.engine.name!r} shares its weights with training, which would change "
                 "them during a rollout. Choose an engine with its own weights, or launcher=ray "
                 "launcher.placement=separate.",
+            )
+        elif stage.engine.has(Cap.SLEEP):
+            switches = stage.engine.spec.enabled_by.get(Cap.SLEEP, {})
+            settings = " ".join(f"{stage.engine.key}.{name}={json.dumps(value)}" for name, value in switches.items())
+            yield Reason(
+                key="run.max_staleness",
+                text=f"got {ahead}, which generates while this process trains; engine {stage.engine.name!r} sleeps "
+                f"meanwhile{f' ({settings})' if settings else ''}. Use 0, or an engine that stays awake.",
             )
         return
     for name, expected in separates.items():

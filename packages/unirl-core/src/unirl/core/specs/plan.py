@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from ..errors import PluginBroken, UniRLError
 from ..types.media import MediaKind
 from ..types.sampling import LatentSamplingConfig, SamplingConfig
-from .capability import Needs
+from .capability import Cap, Needs
 from .config import (
     AdvantageConfig,
     BackendConfig,
@@ -95,6 +96,13 @@ class Choice(Generic[S, C]):
     @property
     def name(self) -> str:
         return self.spec.name
+
+    def has(self, cap: Cap) -> bool:
+        """Whether the part provides a capability with these settings, where some must switch it on."""
+        needed = self.spec.enabled_by.get(cap, {})
+        return cap in self.spec.capabilities and all(
+            reduce(getattr, key.split("."), cast("Any", self.config)) == value for key, value in needed.items()
+        )
 
     @contextmanager
     def attributed(self) -> Generator[None]:

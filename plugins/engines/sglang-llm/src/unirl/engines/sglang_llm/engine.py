@@ -37,7 +37,7 @@ def build(config: SglangConfig, *, model: TextModel, device: Any) -> ExternalTex
         PRODUCT,
         config,
         model=model,
-        program=program(PRODUCT, config, device, variables=VARIABLES, cpu_variables=CPU_VARIABLES),
+        program=program(PRODUCT, config, device, variables=VARIABLES, cpu_variables=CPU_VARIABLES, sleeps_on_cpu=True),
         arguments=arguments,
         sampling=sampling_arguments,
         conditions=text_conditions,

@@ -23,12 +23,12 @@ SPEC = EngineSpec(
         Cap.MEDIA_REFS,
         Cap.WEIGHTS_FULL,
         Cap.WEIGHTS_LORA,
-        # No `sleep`: SGLang releases no memory on a CPU, and its memory saver on CUDA has not been tested here.
+        Cap.SLEEP,
     },
     # As in `trial`, so that conformance starts one engine only.
-    enabled_by={Cap.WEIGHTS_LORA: {"lora_rank": 64}},
+    enabled_by={Cap.WEIGHTS_LORA: {"lora_rank": 64}, Cap.SLEEP: {"sleep_mode": True}},
     # Backends train adapters by default.
-    trial={"kv_cache_mb": 64, "max_num_seqs": 16, "lora_rank": 64},
+    trial={"kv_cache_mb": 64, "max_num_seqs": 16, "lora_rank": 64, "sleep_mode": True},
 )
 
 

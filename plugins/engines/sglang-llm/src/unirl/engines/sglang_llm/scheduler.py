@@ -10,6 +10,7 @@ scheduler starts, because SGLang silently ignores hooks it cannot apply. Runs in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ import torch
 from sglang.srt.layers.sampler import Sampler, register_sampler_backend
 from sglang.srt.managers.schedule_batch import FINISH_MATCHED_TOKEN, Req
 from sglang.srt.managers.scheduler import run_scheduler_process
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from unirl.engine_host.host_memory import ReleasedMemory
 from unirl.numerics.tokens.draws import BLOCK, choose_tokens, draws
 
 __all__ = ["USED", "SeededSampler", "run_scheduler"]
@@ -27,6 +30,8 @@ __all__ = ["USED", "SeededSampler", "run_scheduler"]
 USED = "unirl_used"
 """Key of a completion's meta-information: the prompt tokens, hashes of images and temperature used. SGLang represents
 temperature 0 as top_k = 1 at temperature 1."""
+_RELEASED: dict[str, ReleasedMemory] = {}
+"""Memory that is released on a CPU, by SGLang's names of its parts."""
 SAMPLER = "pytorch"
 """Name of the sampling backend replaced: the one that SGLang falls back to from some others."""
 
@@ -85,8 +90,16 @@ def run_scheduler(*arguments: Any, **named: Any) -> None:
     HookRegistry.register(batches, _with_draws, HookType.AFTER)
     ends = "sglang.srt.managers.schedule_batch.Req._check_token_based_finish"
     HookRegistry.register(ends, _ends_by_token, HookType.REPLACE)
+    updater = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+    HookRegistry.register(f"{updater}.release_memory_occupation", _release, HookType.AROUND)
+    HookRegistry.register(f"{updater}.resume_memory_occupation", _resume, HookType.AROUND)
     load_plugins()
-    for result in (SamplingBatchInfo.from_schedule_batch, Req._check_token_based_finish):
+    for result in (
+        SamplingBatchInfo.from_schedule_batch,
+        Req._check_token_based_finish,
+        SchedulerWeightUpdaterManager.release_memory_occupation,
+        SchedulerWeightUpdaterManager.resume_memory_occupation,
+    ):
         if not hasattr(result, "__wrapped__"):
             raise RuntimeError(f"SGLang did not apply the hook on {result.__qualname__}.")
     run_scheduler_process(*arguments, **named)
@@ -122,6 +135,35 @@ def _ends_by_token(request: Any, new_tokens: list[int]) -> bool:
             request.finished_len = len(request.output_ids) - len(new_tokens) + place + 1
             return True
     return False
+
+
+def _release(stock: Callable[..., Any], manager: Any, asked: Any) -> Any:
+    """On a CPU, where SGLang's memory saver is missing, release the weights and the KV cache as well."""
+    result = stock(manager, asked)
+    runner = manager.tp_worker.model_runner
+    if next(runner.model.parameters()).device.type == "cpu":
+        weights = [*runner.model.parameters(), *runner.model.buffers()]
+        if runner.server_args.enable_lora:
+            weights += _tensors(vars(runner.lora_manager.memory_pool))
+        _RELEASED["kv_cache"] = ReleasedMemory(kept=(), dropped=_tensors(vars(runner.token_to_kv_pool)))
+        _RELEASED["weights"] = ReleasedMemory(kept=weights)
+    return result
+
+
+def _resume(stock: Callable[..., Any], manager: Any, asked: Any) -> Any:
+    for part in asked.tags:
+        if part in _RELEASED:
+            _RELEASED.pop(part).restore()
+    return stock(manager, asked)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Tensors in mappings and sequences."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
 
 
 def _only(values: torch.Tensor) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ __all__ = ["calls"]
 ADAPTER = "default"
 INIT_METHOD_VARIABLE = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
 """SGLang reads from it the `init_method` of torch's process group."""
+WEIGHTS, CACHE = ("weights",), ("kv_cache", "cuda_graph")
 LOADERS = "unirl.engines.sglang_llm.held"
 """Module of the functions that SGLang calls to load weights and to report those held."""
 
@@ -38,6 +39,8 @@ class _Server:
         """Name given to the full weights; SGLang returns it with every completion."""
         self._has_adapter = False
         self._adapter_targets: frozenset[str] = frozenset()
+        self._asleep = list[str]()
+        """Parts of its memory that are released, by SGLang's names."""
 
     def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """The version of SGLang, from package metadata: an untested one may not even import."""
@@ -104,14 +107,25 @@ class _Server:
         return None, {}
 
     def sleep(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
+        """Release the memory of the KV cache, of CUDA graphs, and of the weights, which are kept in host memory."""
         self._engine.release_memory_occupation()
+        self._asleep = [*WEIGHTS, *CACHE]
         return None, {}
 
     def wake(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        self._engine.resume_memory_occupation()
+        """Bring the weights back. The KV cache follows with the next completion: until new weights are loaded, their
+        copies need the memory."""
+        self._rouse(WEIGHTS)
         return None, {}
 
+    def _rouse(self, parts: Sequence[str]) -> None:
+        tags = [part for part in parts if part in self._asleep]
+        if tags:
+            self._engine.resume_memory_occupation(tags=tags)
+            self._asleep = [part for part in self._asleep if part not in tags]
+
     def _generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]], *, images: Any = None) -> list[Any]:
+        self._rouse(CACHE)
         outputs = self._engine.generate(
             input_ids=prompts,
             image_data=images,

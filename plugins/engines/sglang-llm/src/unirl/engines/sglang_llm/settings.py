@@ -61,8 +61,9 @@ def engine_arguments(
         "skip_server_warmup": True,
         # Otherwise it would keep a core busy between rollouts, which training needs.
         "sleep_on_idle": True,
-        "enable_memory_saver": config.sleep_mode,
-        "enable_weights_cpu_backup": config.sleep_mode,
+        # It allocates with CUDA's virtual memory. On a CPU hooks in the scheduler release the memory.
+        "enable_memory_saver": config.sleep_mode and not on_cpu,
+        "enable_weights_cpu_backup": config.sleep_mode and not on_cpu,
         "enable_deterministic_inference": config.batch_invariant,
     }
     if on_cpu:

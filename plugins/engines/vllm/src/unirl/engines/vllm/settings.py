@@ -69,7 +69,8 @@ def llm_arguments(
             # The encoder is run for its memory only where the KV cache takes what is left.
             "skip_mm_profiling": "kv_cache_memory_bytes" in arguments,
         }
-    if config.sleep_mode:
+    if config.sleep_mode and not on_cpu:
+        # It allocates with CUDA's virtual memory. On a CPU the worker's extension releases the memory.
         arguments["enable_sleep_mode"] = True
     refuse_extra(config, arguments, OF_OTHER_KEYS)
     return {**arguments, **config.extra}

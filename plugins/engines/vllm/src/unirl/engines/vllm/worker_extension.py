@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.core.types.weights import checksum
+from unirl.engine_host.host_memory import ReleasedMemory
 from unirl.engine_host.received import read_weights
 
 from vllm.lora.layers.fused_moe import FusedMoE3DWithLoRA, FusedMoEWithLoRA
@@ -137,6 +138,7 @@ class WorkerExtension:
     model_runner: Any
     unirl_read: dict[tuple[str, ...], str]
     unirl_noted: dict[str, tuple[list[int], str, float]]
+    unirl_released: dict[str, ReleasedMemory]
 
     def unirl_inventory(self) -> list[tuple[str, str, list[int]]]:
         """Name, dtype and shape of every weight."""
@@ -169,6 +171,20 @@ class WorkerExtension:
         self.unirl_noted.clear()
         self.unirl_read.clear()
         return used
+
+    def unirl_release(self) -> None:
+        """On a CPU, where vLLM's `sleep` releases nothing, release the weights and the KV cache."""
+        if current_platform.is_cpu():
+            runner = self.model_runner
+            weights = [*runner.get_model().parameters(), *runner.get_model().buffers(), *_adapter_memory(runner)]
+            self.unirl_released = {
+                "weights": ReleasedMemory(kept=weights),
+                "kv_cache": ReleasedMemory(kept=(), dropped=runner.kv_caches),
+            }
+
+    def unirl_restore(self, part: str) -> None:
+        if current_platform.is_cpu():
+            self.unirl_released.pop(part).restore()
 
     def unirl_load_full(self, paths: Sequence[str], expected: str) -> None:
         """Load all weights from these files. Raises Unchanged for a wrong checksum, RuntimeError when the weights held
@@ -222,6 +238,13 @@ def _key_of(features: Sequence[Any]) -> str:
     # Images of one row were one tensor, of which each has its part.
     names = list(items[0])
     return checksum({name: items[0][name].field.reduce_data([item[name] for item in items]) for name in names})
+
+
+def _adapter_memory(runner: Any) -> Iterator[Tensor]:
+    """The tensors of the slots for adapters."""
+    manager = getattr(runner, "lora_manager", None)
+    for module in [] if manager is None else manager._adapter_manager.modules.values():
+        yield from (*getattr(module, "lora_a_stacked", ()), *getattr(module, "lora_b_stacked", ()))
 
 
 def _held_adapter(adapters: Any, rank: int) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:

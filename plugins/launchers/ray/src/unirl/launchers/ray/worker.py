@@ -233,6 +233,7 @@ class Worker:
             engine.sleep()
         for backend in self._sampled_modules:
             backend.offload()
+        self._return_memory()
 
     def wake(self) -> None:
         for backend in self._sampled_modules:
@@ -255,8 +256,15 @@ class Worker:
     # Backends.
 
     def offload(self) -> None:
+        """Free the device for rollouts."""
         for backend in self.parts.backends.values():
             backend.offload()
+        self._return_memory()
+
+    def _return_memory(self) -> None:
+        """Return what torch's allocator keeps: the next user of this device is another process."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def onload(self) -> None:
         for backend in self.parts.backends.values():
