@@ -92,7 +92,14 @@ def resident(engine: ExternalTextEngine) -> int:
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_run_whose_engine_sleeps_while_it_trains_gives_the_same_numbers(name: str, tmp_path: Path) -> None:
     make(name)
-    words = ("launcher=ray", f"engine={name}", "engine.kv_cache_mb=64", "engine.max_num_seqs=16", "run.max_steps=2")
+    words = (
+        "launcher=ray",
+        "launcher.cpus=0.5",
+        f"engine={name}",
+        "engine.kv_cache_mb=64",
+        "engine.max_num_seqs=16",
+        "run.max_steps=2",
+    )
     places = {
         "apart": ["launcher.placement=separate"],
         "shared": ["launcher.placement=colocate", "engine.sleep_mode=true"],

@@ -87,6 +87,23 @@ def test_parts_come_when_they_are_called_and_leave_before_the_next_forward(own: 
     assert torch.equal(track.media.stacked, expected.media.stacked)
 
 
+def test_parts_that_are_named_leave_alone(own: Any) -> None:
+    """With a second name of the CPU in place of a GPU."""
+    model, moved = own(torch.device("cpu:0")), list[tuple[str, str]]()
+    for name, part in idle_parts(model).items():
+        part.to = lambda place, name=name: moved.append((name, "device" if place == model.device else "cpu"))
+    encoders = sorted(idle_parts(model).keys() - {"vae"})
+    for _ in range(2):
+        model.offload_idle("encode")
+        assert sorted(moved) == [(name, "cpu") for name in encoders]
+        moved.clear()
+        conditions = model.encode(make_request(model, SAMPLING, track="image").inputs, sampling=SAMPLING)
+        assert sorted(moved) == [(name, "device") for name in encoders]
+        moved.clear()
+    model.decode(torch.zeros(1, *model.latent_shape(SAMPLING)))
+    assert conditions and sorted(moved) == [(name, "cpu") for name in encoders], "only the VAE computes now"
+
+
 def test_on_a_cpu_and_where_nothing_is_idle_it_is_refused(own: Any, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"engine\.offload_idle: got true on a CPU; encoders and VAE are in CPU mem"):
         build(TrainsideConfig(offload_idle=True), model=own("cpu"), device="cpu")

@@ -17,6 +17,7 @@ from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.serial import from_bytes, to_bytes
 from unirl.core.types.track import Track
+from unirl.model_host.diffusion.pipeline_model import PipelineModel
 from unirl.numerics.diffusion.rollout import branch_inputs, encoded
 
 from .external import ExternalEngine, Hosting
@@ -80,6 +81,9 @@ class ExternalLatentEngine(ExternalEngine):
             raise RunFailed(
                 f"{self._name} did not follow the probe request at start-up, so its rollouts cannot be trusted: {error}"
             ) from error
+        if isinstance(self._encoder, PipelineModel) and torch.device(self._encoder.device).type != "cpu":
+            # The engine has encoders of its own; only its next start is compared with these.
+            self._encoder.offload_idle("encode")
 
     def _track(self, request: Request) -> Track:
         with sent_media(request.inputs, folder=self._hosting.transfer_dir) as sent:

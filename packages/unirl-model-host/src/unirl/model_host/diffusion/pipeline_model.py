@@ -84,7 +84,10 @@ class PipelineModel(DiffusionModel):
         self.vae_dtype = dtype_of(config.vae_dtype, key="model.vae_dtype", model=name)
         self._values: dict[str, CheckpointValues] = {}
         self._serves = serves
-        self._on_device: frozenset[ModelPart] | None = None
+        self._offloaded: frozenset[ModelPart] = frozenset()
+        """Optional parts that are in CPU memory while they are idle."""
+        self._on_device: frozenset[ModelPart] = frozenset()
+        """Those of them that are on the device."""
         parts: dict[str, Any] = _unserved(folder, serves)
         for expert in self.experts if lazy else ():
             parts[expert] = empty = empty_component(transformer, folder / expert, dtype=self.dtype)
@@ -110,23 +113,24 @@ class PipelineModel(DiffusionModel):
     def trainable(self) -> torch.nn.Module:
         return self.transformer
 
-    def offload_idle(self) -> None:
-        """From now on keep encoders and VAE in CPU memory while they are idle: they come to the device when they are
-        called, and leave it with the next forward of the transformer, or when the others are called."""
-        self._on_device = self._serves
+    def offload_idle(self, *parts: ModelPart) -> None:
+        """From now on keep encoders and VAE, or these parts, in CPU memory while they are idle: they come to the device
+        when they are called, and leave it with the next forward of the transformer, or when the others are called."""
+        self._offloaded = self._on_device = frozenset(parts or self._serves) & self._serves
         self._bring()
 
     def _bring(self, *parts: ModelPart) -> None:
         """Have these optional parts on the device, and the others in CPU memory, where idle parts are offloaded."""
-        if self._on_device is None or self._on_device == frozenset(parts):
+        wanted = self._offloaded & frozenset(parts)
+        if self._on_device == wanted:
             return
-        self._on_device = frozenset(parts)
+        self._on_device = wanted
         others = {name: part for name, part in self.pipeline.components.items() if name not in self.experts}
         # Those that leave go first.
         for arrives in (False, True):
             for name, part in others.items():
                 kind: ModelPart = "decode" if name == "vae" else "encode"
-                if isinstance(part, torch.nn.Module) and kind in self._serves and (kind in parts) == arrives:
+                if isinstance(part, torch.nn.Module) and kind in self._offloaded and (kind in wanted) == arrives:
                     part.to(self.device if arrives else "cpu")
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:

@@ -280,6 +280,8 @@ class _Counted:
         """Memory of the parts besides `trainable` that an engine uses. An external engine loads them in its own
         process; a part that it names is in this process as well, to check what it encodes.
 
+        On an accelerator the encoders in this process are in CPU memory once they have been compared.
+
         instead_of: bytes that are held only while nothing is encoded or decoded, which is when idle parts are not here.
         """
         spec, size = self._stage.engine.spec, self._size
@@ -288,7 +290,7 @@ class _Counted:
             # Images among the inputs pass through the VAE.
             encoding = size.encode_bytes + (size.decode_bytes if self._stage.model.spec.inputs else 0)
             return {"encoders or decoder": max(encoding, size.decode_bytes, instead_of) - instead_of}
-        own = spec.parts_of(self._stage.model.spec)
+        own = set(spec.parts_of(self._stage.model.spec)) - ({"encode"} if self._on_accelerator else set())
         again = sum(parts[part] for part in own) if not spec.reads_weights else 0
         return {"encoders and decoder": size.encode_bytes + size.decode_bytes + again}
 
