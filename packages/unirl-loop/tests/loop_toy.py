@@ -192,7 +192,7 @@ class ToyBackend:
         self.version += self.jump
         return TrainReport(metrics={job.name: {} for job in jobs}, num_updates=self.jump)
 
-    def export_weights(self, *, policy: str = "live", kind: str) -> WeightUpdate:
+    def export_weights(self, *, policy: str = "live", kind: str, dtypes: Any = None) -> WeightUpdate:
         tensors = {"weight": torch.tensor(self.weight)}
         return WeightUpdate(version=self.version, tensors=tensors, kind="full", checksum=checksum(tensors))
 

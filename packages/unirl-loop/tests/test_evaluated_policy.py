@@ -23,7 +23,7 @@ AVERAGE = -100.0
 class AveragingBackend(ToyBackend):
     asked: list[tuple[str, str]]
 
-    def export_weights(self, *, policy: str = "live", kind: str) -> WeightUpdate:
+    def export_weights(self, *, policy: str = "live", kind: str, dtypes: Any = None) -> WeightUpdate:
         self.asked = [*getattr(self, "asked", []), (policy, kind)]
         tensors = {"weight": torch.tensor(self.weight if policy == "live" else AVERAGE)}
         return WeightUpdate(version=self.version, tensors=tensors, kind="full", checksum=checksum(tensors))

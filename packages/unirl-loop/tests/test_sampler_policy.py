@@ -30,7 +30,7 @@ class LaggingBackend(ToyBackend):
     def version_of(self, policy: str = "live") -> int:
         return self.moves if policy == "lagged" else self.version
 
-    def export_weights(self, *, policy: str = "live", kind: str) -> WeightUpdate:
+    def export_weights(self, *, policy: str = "live", kind: str, dtypes: Any = None) -> WeightUpdate:
         tensors = {"weight": torch.tensor(self.lagged if policy == "lagged" else self.weight)}
         return WeightUpdate(version=self.version_of(policy), tensors=tensors, kind="full", checksum=checksum(tensors))
 

@@ -51,8 +51,8 @@ class Wrapped(Proxy):
         with self.inner.policy(which) if kept is None else self.holding(kept):
             yield
 
-    def export_weights(self, *, policy: Policy = "live", kind: Any) -> WeightUpdate:
-        update = self.inner.export_weights(policy=policy, kind=kind)
+    def export_weights(self, *, policy: Policy = "live", kind: Any, dtypes: Any = None) -> WeightUpdate:
+        update = self.inner.export_weights(policy=policy, kind=kind, dtypes=dtypes)
         return with_tensors(update, self.kept[policy]) if policy in self.kept else update
 
     # Looked up when they are called: `restart` is called after them and replaces the healthy backend.

@@ -10,7 +10,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import Job
-from unirl.core.types.weights import checksum
+from unirl.core.types.weights import checksum, forms
 from unirl.train_host.averages import decay_at
 
 X, SIGMA, TEXT = torch.randn(3, 2, 2, 2), torch.tensor([0.9, 0.5, 0.2]), {"text": torch.randn(3, 3)}
@@ -135,6 +135,27 @@ def test_lora_weights_are_named_by_their_layer_and_are_no_views():
         checksum(update.tensors)
     later = backend.export_weights(kind="lora")
     assert later.version == 1 and later.checksum != update.checksum
+
+
+@pytest.mark.parametrize("trains", ["full", "lora"])
+def test_weights_are_exported_in_the_dtypes_of_who_takes_them(trains: str):
+    backend, _ = make_backend(trains=trains)
+    whole = backend.export_weights(kind="merged")
+    dtypes = dict.fromkeys(whole.tensors, "bfloat16") | {"blocks.0.up.bias": "float32"}
+    update = backend.export_weights(kind="merged", dtypes=dtypes)
+    assert "blocks.0.up.bias" in update.tensors
+    kept = dict(update.tensors)
+    for name, tensor in whole.tensors.items():
+        expected = tensor if name == "blocks.0.up.bias" else tensor.to(torch.bfloat16)
+        assert kept[name].dtype == forms(update.tensors)[name].dtype == expected.dtype
+        assert torch.equal(kept[name], expected), "rounded once, to nearest"
+    assert update.checksum == checksum(kept)
+    assert update.version == whole.version
+    if trains == "lora":
+        # Names of adapters are not those of weights.
+        assert (
+            backend.export_weights(kind="lora", dtypes=dtypes).checksum == backend.export_weights(kind="lora").checksum
+        )
 
 
 def test_kinds_that_this_training_has_not_are_refused():

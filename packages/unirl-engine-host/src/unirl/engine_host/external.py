@@ -154,6 +154,11 @@ class ExternalEngine:
                 size_bytes=sum(form.nbytes for form in forms(update.tensors).values()),
             )
 
+    @property
+    def weight_dtypes(self) -> Mapping[str, str] | None:
+        """See `unirl.core.roles.Engine`."""
+        return {name: held.dtype for name, held in self._held.items()} if self._hosting.rounds else None
+
     def sleep(self) -> None:
         """Release memory if the engine can, keeping the weights elsewhere. A sleeping engine does not generate."""
         with self._lock:

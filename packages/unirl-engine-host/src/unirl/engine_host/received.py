@@ -5,16 +5,16 @@ Copied along with the server's source; imports only torch and safetensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
-from unirl.core.types.weights import checksum
+from unirl.core.types.weights import joined, tensor_digest
 from unirl.engine_host.frames import Unchanged
 
-__all__ = ["Row", "generated", "read_weights", "rows"]
+__all__ = ["Row", "WeightFiles", "generated", "read_weights", "rows"]
 
 
 class Row(NamedTuple):
@@ -40,15 +40,29 @@ def rows(asked: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Row]:
     return [Row(row.tolist(), key, media[key]) for row, key in zip(prompts, asked["media"], strict=True)]
 
 
+class WeightFiles:
+    """The tensors in files of a sync, read one at a time, onto the engine's device."""
+
+    def __init__(self, paths: Sequence[str], expected: str, *, device: Any = "cpu") -> None:
+        """Raises Unchanged when their checksum is not the expected one."""
+        self._paths, self._device = paths, str(device)
+        digests = {name: tensor_digest(name, tensor) for name, tensor in self}
+        self.names = frozenset(digests)
+        result = joined(digests[name] for name in sorted(digests))
+        if result != expected:
+            raise Unchanged(f"weights: got checksum {result}, expected {expected}.")
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and tensor of each, read again by each iteration."""
+        for path in self._paths:
+            with safe_open(path, framework="pt", device=self._device) as file:
+                for name in file.keys():  # noqa: SIM118 - not a mapping
+                    yield name, file.get_tensor(name)
+
+
 def read_weights(paths: Sequence[str], expected: str) -> dict[str, Tensor]:
-    """The tensors in these files. Raises Unchanged when their checksum is not the expected one."""
-    tensors: dict[str, Tensor] = {}
-    for path in paths:
-        tensors |= load_file(path)
-    result = checksum(tensors)
-    if result != expected:
-        raise Unchanged(f"weights: got checksum {result}, expected {expected}.")
-    return tensors
+    """The tensors in these files, on the CPU. Raises as `WeightFiles`."""
+    return dict(WeightFiles(paths, expected))
 
 
 def generated(

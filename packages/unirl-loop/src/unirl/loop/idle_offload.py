@@ -83,8 +83,14 @@ class _Backend(Backend):
     def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
         return self._here().with_reference(track, policy=policy)
 
-    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
-        return self._here().export_weights(policy=policy, kind=kind)
+    def export_weights(
+        self,
+        *,
+        policy: Policy = "live",
+        kind: Literal["full", "lora", "merged"],
+        dtypes: Mapping[str, str] | None = None,
+    ) -> WeightUpdate:
+        return self._here().export_weights(policy=policy, kind=kind, dtypes=dtypes)
 
     def adopt(self, update: WeightUpdate) -> None:
         self._here().adopt(update)

@@ -41,6 +41,7 @@ __all__ = [
     "shares_weights",
     "stage_job",
     "sync_weights",
+    "weight_dtypes",
 ]
 
 
@@ -273,8 +274,15 @@ def _exported(parts: Parts, stage: Stage, *, policy: Policy) -> WeightUpdate:
     lora = Cap.WEIGHTS_LORA in stage.engine.spec.capabilities and policy != "reference"
     is_full = stage.backend.config.trains == "full"
     return parts.backends[stage.learner.name].export_weights(
-        policy=policy, kind="full" if is_full else ("lora" if lora else "merged")
+        policy=policy,
+        kind="full" if is_full else ("lora" if lora else "merged"),
+        dtypes=weight_dtypes(parts.engines[stage.name]),
     )
+
+
+def weight_dtypes(engine: Engine) -> Mapping[str, str] | None:
+    """`Engine.weight_dtypes`; None of an engine without them."""
+    return getattr(engine, "weight_dtypes", None)
 
 
 def load(engine: Engine, stage: Stage, update: WeightUpdate) -> None:

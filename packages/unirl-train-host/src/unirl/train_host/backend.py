@@ -211,9 +211,15 @@ class ShardedBackend(Backend):
         micros = track.chunks(self._train.micro_batch_size)
         return type(track).concat([micro.computed_on(self._device, change) for micro in micros])
 
-    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
+    def export_weights(
+        self,
+        *,
+        policy: Policy = "live",
+        kind: Literal["full", "lora", "merged"],
+        dtypes: Mapping[str, str] | None = None,
+    ) -> WeightUpdate:
         """Whole weights of a policy, each gathered when it is asked for: `full` when all train, `lora` or `merged`
-        (folded in) when adapters do.
+        (folded in) when adapters do. See `unirl.core.roles.Backend`.
 
         With full training `merged` is `full`. Raises RecipeError for a kind that does not fit `backend.trains`.
         """
@@ -235,7 +241,7 @@ class ShardedBackend(Backend):
         reshard(self._module)
         sources = self._sources(kind, is_on=policy != "reference")
         held = {name: self._view(tensor) for name, tensor in self._held.items()}
-        tensors = gathered(sources, held=held, shard_of=shard_of)
+        tensors = gathered(sources, held=held, shard_of=shard_of, dtypes=dtypes or {})
         digests = tensor_digests(tensors)
         return WeightUpdate(
             version=version,

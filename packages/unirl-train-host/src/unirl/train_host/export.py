@@ -37,14 +37,25 @@ class Source:
 
 
 def gathered(
-    sources: Mapping[str, Source], *, held: Mapping[str, Tensor], shard_of: Callable[[str], Tensor]
+    sources: Mapping[str, Source],
+    *,
+    held: Mapping[str, Tensor],
+    shard_of: Callable[[str], Tensor],
+    dtypes: Mapping[str, str],
 ) -> MadeTensors:
     """The whole tensors by their exported names, in the order of these. Making one is collective.
 
     held: the module's parameters by name.  shard_of: this rank's shard of a parameter, of the policy to export.
+    dtypes: exported name -> dtype by torch's name, to which a tensor is rounded; others keep theirs.
     """
 
+    def dtype_of(name: str) -> torch.dtype:
+        return getattr(torch, dtypes[name]) if name in dtypes else held[sources[name].name].dtype
+
     @torch.no_grad()
+    def made(name: str) -> Tensor:
+        return whole(sources[name]).to(dtype_of(name))
+
     def whole(source: Source) -> Tensor:
         weight = full(dequantized(shard_of(source.name)))
         if source.delta is None:
@@ -53,9 +64,8 @@ def gathered(
         # In fp32, rounded once to the dtype of the weight.
         return (weight.float() + change * source.delta.scale).to(weight.dtype)
 
-    ordered = dict(sorted(sources.items()))
-    forms = {name: held[source.name] for name, source in ordered.items()}
+    forms = {name: held[source.name] for name, source in sorted(sources.items())}
     return MadeTensors(
-        {name: partial(whole, source) for name, source in ordered.items()},
-        forms={name: torch.empty(form.shape, dtype=form.dtype, device="meta") for name, form in forms.items()},
+        {name: partial(made, name) for name in forms},
+        forms={name: torch.empty(form.shape, dtype=dtype_of(name), device="meta") for name, form in forms.items()},
     )

@@ -54,6 +54,9 @@ class Engine(Protocol):
     """Generates tracks. Build: `build(config, *, model: Model, device) -> Engine`.
 
     Runs under `no_grad` and restores the training mode of what it shares.
+
+    One that rounds the weights it is sent may have `weight_dtypes`, weight -> dtype by torch's name: full weights are
+    then exported in these, which are fewer bytes to send.
     """
 
     @property

@@ -340,12 +340,20 @@ class Backend(Protocol):
         """
 
     @abstractmethod
-    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
+    def export_weights(
+        self,
+        *,
+        policy: Policy = "live",
+        kind: Literal["full", "lora", "merged"],
+        dtypes: Mapping[str, str] | None = None,
+    ) -> WeightUpdate:
         """Whole weights of a policy; the update's version is `version_of(policy)`.
 
         Collective where there are several ranks. So is each of its tensors, which may be made when it is asked for: all
         ranks then ask for all of them, in the order of their names, and need to hold one at a time. A tensor is a copy.
         One that is asked for after the policy has moved on raises RunFailed; `dict(update.tensors)` keeps them all.
+
+        dtypes: weight -> dtype by torch's name, to which it is rounded, as `Engine.weight_dtypes` has them.
         """
 
     @abstractmethod

@@ -25,7 +25,7 @@ from sglang.srt.lora.layers import BaseLayerWithLoRA
 from sglang.srt.managers import mm_schedule
 from torch import Tensor
 from unirl.engine_host.frames import UNCHANGED, Unchanged
-from unirl.engine_host.received import read_weights
+from unirl.engine_host.received import WeightFiles, read_weights
 
 __all__ = ["check_adapter", "held_weights", "list_weights", "load_full"]
 
@@ -134,15 +134,13 @@ def load_full(model: Any, asked: Sequence[tuple[str, Tensor]]) -> None:
     afterwards differ."""
 
     def answer(told: Mapping[str, Any]) -> None:
-        tensors = read_weights(told["paths"], told["checksum"])
-        model.load_weights(
-            [pair for name, value in tensors.items() for pair in _loadable(_held_name(model, name), value)]
-        )
+        files = WeightFiles(told["paths"], told["checksum"], device=next(model.parameters()).device)
+        model.load_weights(pair for name, value in files for pair in _loadable(_held_name(model, name), value))
         # SGLang's own flush leaves the images that the old weights encoded.
         if mm_schedule.embedding_cache is not None:
             mm_schedule.embedding_cache.clear()
         held = dict(held_weights(model))
-        for name, sent in tensors.items():
+        for name, sent in files:
             if not torch.equal(held[name], sent.to(held[name])):
                 raise RuntimeError(f"{name!r} was loaded, but the weight held differs from the one sent.")
 

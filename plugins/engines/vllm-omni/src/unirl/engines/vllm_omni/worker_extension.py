@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.engine_host.frames import UNCHANGED, Unchanged
-from unirl.engine_host.received import read_weights
+from unirl.engine_host.received import WeightFiles, read_weights
 from unirl.engine_host.serving import rendezvous
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
@@ -156,17 +156,20 @@ class WorkerExtension(CustomPipelineWorkerExtension):
     def unirl_load_full(self, paths: Sequence[str], expected: str, version: int) -> None:
         """Load all weights from these files. Rejects a wrong checksum and unknown names; raises RuntimeError when the
         weights held afterwards differ."""
-        tensors = read_weights(paths, expected)
-        if tensors.keys() != {name for name, _, _ in self._unirl_held()}:
+        held = {name: (weight, split) for name, weight, split in self._unirl_held()}
+        files = WeightFiles(paths, expected, device=self.device)
+        if files.names != held.keys():
             raise Unchanged("the names of the weights sent are not those of the weights held.")
         pipeline = self.model_runner.pipeline
         pipeline.unirl_torn = f"the sync of version {version} did not complete."
         self._unirl_drop_adapter()
         with torch.inference_mode(False), torch.no_grad():
-            for name, held, split in self._unirl_held():
-                held.copy_(self._unirl_share(tensors[name], split))
-        for name, held, split in self._unirl_held():
-            if not torch.equal(held.to("cpu"), self._unirl_share(tensors[name], split).to(held.dtype)):
+            for name, sent in files:
+                weight, split = held[name]
+                weight.copy_(self._unirl_share(sent, split))
+        for name, sent in files:
+            weight, split = held[name]
+            if not torch.equal(weight, self._unirl_share(sent, split).to(weight)):
                 raise RuntimeError(f"{name!r} was loaded, but the weight held differs from it.")
         pipeline.unirl_torn, pipeline.unirl_version = "", version
 

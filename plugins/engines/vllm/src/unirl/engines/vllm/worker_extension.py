@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from unirl.core.types.weights import checksum
 from unirl.engine_host.host_memory import ReleasedMemory
-from unirl.engine_host.received import read_weights
+from unirl.engine_host.received import WeightFiles, read_weights
 
 from vllm.lora.layers.fused_moe import FusedMoE3DWithLoRA, FusedMoEWithLoRA
 from vllm.lora.lora_model import LoRAModel
@@ -189,10 +189,10 @@ class WorkerExtension:
     def unirl_load_full(self, paths: Sequence[str], expected: str) -> None:
         """Load all weights from these files. Raises Unchanged for a wrong checksum, RuntimeError when the weights held
         afterwards differ."""
-        tensors = read_weights(paths, expected)
-        self.reload_weights(weights_iterator=iter(tensors.items()))  # type: ignore[attr-defined]
+        files = WeightFiles(paths, expected, device=self.device)  # type: ignore[attr-defined]
+        self.reload_weights(weights_iterator=iter(files))  # type: ignore[attr-defined]
         held = dict(held_weights(self.model_runner.get_model()))
-        for name, sent in tensors.items():
+        for name, sent in files:
             if not torch.equal(held[name], sent.to(held[name])):
                 raise RuntimeError(f"{name!r} was loaded, but the weight held differs from it.")
 

@@ -283,9 +283,15 @@ class RemoteBackend(Backend):
         reply = Track.concat(answers).select(inverse(order))
         return dataclasses.replace(track, segment=reply.segment)
 
-    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
+    def export_weights(
+        self,
+        *,
+        policy: Policy = "live",
+        kind: Literal["full", "lora", "merged"],
+        dtypes: Mapping[str, str] | None = None,
+    ) -> WeightUpdate:
         """Exports to the driver, for inspection; engines get their weights directly from the workers."""
-        return self._call("export_weights", policy=policy, kind=kind, phase="weights")[0]
+        return self._call("export_weights", policy=policy, kind=kind, dtypes=dtypes, phase="weights")[0]
 
     def adopt(self, update: WeightUpdate) -> None:
         self._call("adopt", update, phase="adopt")

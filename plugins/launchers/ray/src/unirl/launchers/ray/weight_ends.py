@@ -19,7 +19,7 @@ from unirl.core.roles import Policy, WeightReceipt, WeightUpdate
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.plan import Plan
 from unirl.core.types.weights import MadeTensors, forms, tensor_digests
-from unirl.loop.parts import Parts
+from unirl.loop.parts import Parts, weight_dtypes
 from unirl.transfer.weights.carriers import (
     ByValueCarrier,
     Carrier,
@@ -89,9 +89,16 @@ class WeightEnds:
 
     # Sending.
 
-    def hold_export(self, learner: str, *, policy: Policy, kind: Literal["full", "lora", "merged"]) -> None:
+    def hold_export(
+        self,
+        learner: str,
+        *,
+        policy: Policy,
+        kind: Literal["full", "lora", "merged"],
+        dtypes: Mapping[str, str] | None,
+    ) -> None:
         """Collective. Export the weights; then one rank calls `ship` while the others call `assist`."""
-        update = self._parts.backends[learner].export_weights(policy=policy, kind=kind)
+        update = self._parts.backends[learner].export_weights(policy=policy, kind=kind, dtypes=dtypes)
         digests = update.digests or tensor_digests(update.tensors)
         self._export = dataclasses.replace(update, digests=digests)
 
@@ -179,6 +186,10 @@ class WeightEnds:
                 engine.load_weights(update)
 
         self._receivers[stage] = Receiver(self._carrier(*carrier), apply=apply)
+
+    def dtypes(self, stage: str) -> Mapping[str, str] | None:
+        """Those in which the engine of a stage takes full weights, see `unirl.core.roles.Engine`."""
+        return weight_dtypes(self._parts.engines[stage])
 
     def begin(self, stage: str, manifest: Manifest) -> None:
         self._taking = stage

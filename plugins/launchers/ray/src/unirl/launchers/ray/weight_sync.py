@@ -106,10 +106,11 @@ class WeightSync:
         """Returns the version that they now hold."""
         cluster, train, policy = self._cluster, self._session.train, self._policy(stage)
         version = self._session.version_of(stage.learner.name, policy)
+        # Engines of one stage are alike.
+        (dtypes,) = cluster.call(receivers[:1], "weights.dtypes", stage.name, phase="sync")
         self._session.turns.train()
-        cluster.call(
-            train, "weights.hold_export", stage.learner.name, policy=policy, kind=_kind_of(stage), phase="sync"
-        )
+        named = {"policy": policy, "kind": _kind_of(stage), "dtypes": dtypes}
+        cluster.call(train, "weights.hold_export", stage.learner.name, phase="sync", **named)
         self._session.turns.rollout()
         for together in [receivers] if self._is_collective else [[actor] for actor in receivers]:
             shipped = self._shipped(stage, together)

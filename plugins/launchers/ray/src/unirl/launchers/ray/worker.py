@@ -337,10 +337,15 @@ class Worker:
     # Weights.
 
     def export_weights(
-        self, learner: str, *, policy: Policy, kind: Literal["full", "lora", "merged"]
+        self,
+        learner: str,
+        *,
+        policy: Policy,
+        kind: Literal["full", "lora", "merged"],
+        dtypes: Mapping[str, str] | None,
     ) -> WeightUpdate | None:
         """Collective. Rank 0 returns the gathered weights, other ranks None."""
-        update = self.parts.backends[learner].export_weights(policy=policy, kind=kind)
+        update = self.parts.backends[learner].export_weights(policy=policy, kind=kind, dtypes=dtypes)
         if not dist.is_initialized() or dist.get_rank() == 0:
             return dataclasses.replace(update, tensors=dict(update.tensors))
         for _ in update.tensors.values():
