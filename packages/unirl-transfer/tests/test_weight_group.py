@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,13 +13,13 @@ import torch
 import torch.distributed as dist
 from unirl.core.errors import RunFailed
 from unirl.transfer.weights.carriers import CollectiveCarrier
-from unirl.transfer.weights.group import WeightGroup, listen, reach
+from unirl.transfer.weights.group import WeightGroup, interface_of, listen, reach
 
 CPU = torch.device("cpu")
 
 
 def formed(world: int, *, timeout_s: float) -> list[WeightGroup]:
-    store, address = listen(world, timeout_s=30)
+    store, address = listen("127.0.0.1", world, timeout_s=30)
 
     def join(rank: int) -> WeightGroup:
         at = reach(address, world, timeout_s=30) if rank else store
@@ -80,6 +82,27 @@ def test_leaving_ends_what_waits_at_once() -> None:
 
 
 def test_a_rank_that_never_comes_is_an_error_of_the_start() -> None:
-    store, _ = listen(2, timeout_s=1)
+    store, _ = listen("127.0.0.1", 2, timeout_s=1)
     with pytest.raises(RunFailed, match=r"rank 0 could not reach the others of a group of 2: .* timeout"):
         WeightGroup(store, rank=0, world=2, device=CPU, timeout_s=1)
+
+
+def test_a_rendezvous_is_at_the_address_that_others_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where the machine's own name leads: on Debian to 127.0.1.1, which no other machine reaches."""
+
+    def never(name: str) -> str:
+        raise AssertionError(f"{name!r} was looked up")
+
+    monkeypatch.setattr(socket, "gethostbyname", never)
+    store, (host, port) = listen("127.0.0.2", 2, timeout_s=30)
+    assert host == "127.0.0.2"
+    other = reach((host, port), 2, timeout_s=30)
+    other.set("who", "rank 1")
+    assert store.get("who") == b"rank 1"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="interfaces are asked as Linux answers")
+def test_an_interface_is_found_by_its_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    # Reserved for documentation, so no machine has it.
+    assert interface_of("203.0.113.9") == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -20,7 +21,7 @@ from unirl.launchers.ray.carrier_choice import carrier_between, sender_of
 from unirl.launchers.ray.cluster import Cluster
 from unirl.launchers.ray.config import RayConfig
 from unirl.launchers.ray.launcher import build as build_ray
-from unirl.launchers.ray.placement import Node, WorkerPlace, misfit, places
+from unirl.launchers.ray.placement import Node, WorkerPlace, by_machine, misfit, places, split_groups
 from unirl.launchers.ray.remote_parts import shares
 from unirl.launchers.ray.worker import WorkerFacts
 from unirl.loop.run import train
@@ -334,6 +335,20 @@ def test_a_carrier_that_does_not_reach_a_worker_is_refused_with_the_way_out(
 ) -> None:
     with pytest.raises(PlanRejected, match=f"launcher.carrier: got '{carrier}', but .*{said}"):
         carrier_between(RayConfig(carrier=carrier), [train], [rollout])
+
+
+def test_train_ranks_of_one_machine_are_neighbours() -> None:
+    """Ray starts actors where there is room, in any order."""
+    asked = [started(f"train-{number}", host) for number, host in enumerate("babcab")]
+    assert [actor.name for actor in by_machine(asked)] == [f"train-{n}" for n in (0, 2, 5, 1, 4, 3)]
+
+
+def test_groups_that_reach_over_machines_are_told() -> None:
+    ranks = by_machine([started(f"train-{number}", host) for number, host in enumerate("aabbbb")])
+    assert list(split_groups(ranks, None)) == []
+    assert list(split_groups(ranks, SimpleNamespace(sequence=2, tensor=1))) == []
+    (text,) = split_groups(ranks, SimpleNamespace(sequence=3, tensor=1))
+    assert text.startswith("backend.mesh.sequence: 1 of 2 groups of 3 ranks are on several machines, such as a, b.")
 
 
 def test_within_a_gpu_each_train_rank_sends_to_the_worker_beside_it() -> None:

@@ -74,7 +74,9 @@ def test_memory_goes_back_to_the_device_once_everything_has_left_it(
     method: str, before: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = plan("launcher=ray", "launcher.placement=colocate")
-    worker = Worker("rollout-0", expected, run="r", ask=_nobody, tell=_nobody, machine="here", has_gpu=False)
+    worker = Worker(
+        "rollout-0", expected, run="r", ask=_nobody, tell=_nobody, machine="here", host="127.0.0.1", has_gpu=False
+    )
     called = list[str]()
     part: Any = Recorded(called)
     learner = expected.only.learner.name
@@ -97,6 +99,7 @@ def test_an_offloaded_worker_holds_nothing_of_its_gpu() -> None:
         ask=_nobody,
         tell=_nobody,
         machine="here",
+        host="127.0.0.1",
         has_gpu=True,
     )
     worker.build("train", with_engine=False)

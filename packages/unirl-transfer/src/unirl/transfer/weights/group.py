@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from datetime import timedelta
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore, Work
 from unirl.core.errors import RunFailed
 
-__all__ = ["Address", "WeightGroup", "listen", "reach"]
+__all__ = ["Address", "WeightGroup", "interface_of", "listen", "reach"]
 
 Address = tuple[str, int]
 """Host and port of a group's rendezvous."""
@@ -22,9 +23,9 @@ LOOK_EVERY_S = 2e-4
 """Polling interval during a broadcast. A bucket takes milliseconds; a poll costs microseconds."""
 
 
-def listen(world: int, *, timeout_s: float) -> tuple[TCPStore, Address]:
-    """Rank 0: open the rendezvous store on a free port of this machine."""
-    host = socket.gethostbyname(socket.gethostname())
+def listen(host: str, world: int, *, timeout_s: float) -> tuple[TCPStore, Address]:
+    """Rank 0: open the rendezvous store on a free port of this machine. host: its address as the others reach it, which
+    its own name often does not give (127.0.1.1 on Debian)."""
     within = timedelta(seconds=timeout_s)
     store = TCPStore(host, 0, world, is_master=True, wait_for_workers=False, timeout=within)
     return store, (host, store.port)
@@ -33,6 +34,24 @@ def listen(world: int, *, timeout_s: float) -> tuple[TCPStore, Address]:
 def reach(address: Address, world: int, *, timeout_s: float) -> TCPStore:
     """Other ranks: connect to rank 0's store."""
     return TCPStore(address[0], address[1], world, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+
+def interface_of(host: str) -> str:
+    """Name of this machine's network interface with an IPv4 address; empty if none has it, or it cannot be asked."""
+    try:
+        import fcntl
+    except ImportError:
+        return ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                # SIOCGIFADDR of Linux.
+                found = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # It has no address.
+            if socket.inet_ntoa(found[20:24]) == host:
+                return name
+    return ""
 
 
 class WeightGroup:

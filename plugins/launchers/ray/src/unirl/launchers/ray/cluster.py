@@ -60,6 +60,8 @@ class Cluster:
         self._restarting = threading.Lock()
         self._transport: Transport | None = None
         self._group: Any = None
+        self.build_timeout_s = config.start_timeout_s
+        """Of building a worker's parts, once the plan is known."""
         self.traffic = Traffic()
         self.findings: list[str] = []
         """Warnings not yet shown to the user."""
@@ -119,6 +121,9 @@ class Cluster:
         self._plan, self._plugin_files = packed(plan), plan.plugin_files
         modes = VARIABLES if plan.run.batch_invariant else {}
         self._variables = {**SETTINGS, **modes, **self._config.environment}
+        starts = [float(vars(stage.engine.config).get("start_timeout_s", 0.0)) for stage in plan.stages]
+        # An external engine has its own limit, and starts after the model was read.
+        self.build_timeout_s = self._config.start_timeout_s + max(starts)
         self._actors = [Actor(place=place) for place in places]
         self._share_devices(places)
         for actor in self._actors:
@@ -150,7 +155,7 @@ class Cluster:
 
     def prepare(self, actors: Sequence[Actor], method: str, *args: Any, **named: Any) -> list[Any]:
         """A set-up call, repeated on any process that later replaces one of these workers."""
-        result = self.call(actors, method, *args, phase="build", timeout_s=self._config.start_timeout_s, **named)
+        result = self.call(actors, method, *args, phase="build", timeout_s=self.build_timeout_s, **named)
         for actor in actors:
             actor.setup.append((method, args, named))
         return result
@@ -380,7 +385,7 @@ class Cluster:
                     time.sleep(0.1)
             self._open([actor])
             for method, args, named in actor.setup:
-                self.call([actor], method, *args, phase="restart", timeout_s=self._config.start_timeout_s, **named)
+                self.call([actor], method, *args, phase="restart", timeout_s=self.build_timeout_s, **named)
             self.findings.append(f"{failure} {actor} replaces {was} and repeats its work.")
 
     def _ask(self, owner: str, question: Any) -> Any:

@@ -82,7 +82,8 @@ class RayConfig(OffloadingConfig):
     num_cpus: int = limit(0, least=0)
     """CPUs declared to a cluster started here; 0 uses the machine's count."""
     start_timeout_s: float = limit(300.0, above=0)
-    """Timeout for a worker to start and build its parts."""
+    """Timeout for a worker to start, and to build its parts; starting an external engine has `engine.start_timeout_s`
+    in addition."""
     call_timeout_s: float = limit(3600.0, above=0)
     """Timeout for one phase of a step on a worker; the run then fails and names the worker that did not answer."""
     retries: int = limit(1, least=0)

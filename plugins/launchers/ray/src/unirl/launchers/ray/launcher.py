@@ -13,7 +13,7 @@ from unirl.loop.parts import LauncherReport, Parts
 from .actors import Actor, Call
 from .cluster import Cluster
 from .config import RayConfig
-from .placement import misfit, places
+from .placement import by_machine, misfit, places, split_groups
 from .remote_parts import RemoteBackend, RemoteEngine, RemoteModel, RemoteReward
 from .samples import Samples
 from .session import NOTHING, Session, WeightVersions
@@ -53,6 +53,13 @@ class RayLauncher:
             by_role: dict[str, list[Actor]] = {role: [] for role in ("train", "rollout", "reference", "reward")}
             for actor in actors:
                 by_role[actor.place.role].append(actor)
+            by_role["train"] = by_machine(by_role["train"])
+            cluster.findings += [
+                finding
+                for one in plan.learners.values()
+                if one.backend is not None
+                for finding in split_groups(by_role["train"], vars(one.backend.config).get("mesh"))
+            ]
             return self._parts(plan, catalog, cluster, by_role)
         except BaseException:
             self.close()
@@ -147,7 +154,7 @@ class RayLauncher:
             for role, actors in roles.items()
             for actor in actors
         ]
-        cluster.run(builds, phase="build", timeout_s=self._config.start_timeout_s)
+        cluster.run(builds, phase="build", timeout_s=cluster.build_timeout_s)
         for call in builds:
             call.actor.setup.append((call.method, call.args, call.named))
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from unirl.core.specs.memory import RewardProcesses
 
 from .config import RayConfig
 
-__all__ = ["Node", "WorkerPlace", "misfit", "places"]
+if TYPE_CHECKING:
+    from .actors import Actor
+
+__all__ = ["Node", "WorkerPlace", "by_machine", "misfit", "places", "split_groups"]
 
 Role = Literal["train", "rollout", "reference", "reward"]
 
@@ -115,6 +118,29 @@ def places(
                 )
             )
     return result
+
+
+def by_machine(actors: Sequence[Actor]) -> list[Actor]:
+    """Train ranks in the order in which groups of neighbours should be formed: those of one machine together, in the
+    order of its first rank. Ray starts them on any machine with room."""
+    machines = list(dict.fromkeys(actor.facts.host for actor in actors))
+    return sorted(actors, key=lambda actor: machines.index(actor.facts.host))
+
+
+def split_groups(train: Sequence[Actor], mesh: Any) -> Iterator[str]:
+    """A warning for each kind of group of neighbours that is on several machines. train: by rank.  mesh: settings of a
+    backend, with the sizes of groups as `sequence` and `tensor`; None without any."""
+    for name in ("sequence", "tensor"):
+        size = int(getattr(mesh, name, 1))
+        groups = [train[first : first + size] for first in range(0, len(train), size)]
+        split = [group for group in groups if len({actor.facts.host for actor in group}) > 1]
+        if split:
+            hosts = ", ".join(dict.fromkeys(actor.facts.host for actor in split[0]))
+            yield (
+                f"backend.mesh.{name}: {len(split)} of {len(groups)} groups of {size} ranks are on several machines, "
+                f"such as {hosts}. They exchange activations in every block, which is slow between machines: start a "
+                f"multiple of {size} ranks on each."
+            )
 
 
 def _pools(names: Sequence[str], own: Mapping[str, int], shared: int) -> list[tuple[tuple[str, ...], int]]:

@@ -65,6 +65,7 @@ class RayWorker:
             ask=self._ask,
             tell=self._tell,
             machine=f"{socket.gethostname()!r} (node {node[:8]})",
+            host=ray.util.get_node_ip_address(),
             address=address,
             has_gpu=has_gpu,
         )

@@ -52,9 +52,9 @@ class Shipped:
 class WeightEnds:
     """Sends and receives the weights of one worker; others call its methods as `weights.<name>`."""
 
-    def __init__(self, name: str, *, parts: Parts, plan: Plan, tell: Tell, device: torch.device) -> None:
-        """name: of the worker."""
-        self._name, self._parts, self._tell, self._device = name, parts, tell, device
+    def __init__(self, name: str, *, parts: Parts, plan: Plan, tell: Tell, device: torch.device, host: str) -> None:
+        """name: of the worker.  host: IP address of its machine."""
+        self._name, self._parts, self._tell, self._device, self._host = name, parts, tell, device, host
         self._plan = plan
         self._export: WeightUpdate | None = None
         self._receivers: dict[str, Receiver] = {}
@@ -69,7 +69,7 @@ class WeightEnds:
     def open_group(self, world: int, *, within_s: float) -> Address:
         """Rank 0: open the TCPStore for the rendezvous."""
         self._collective.leave()
-        self._rendezvous, address = listen(world, timeout_s=within_s)
+        self._rendezvous, address = listen(self._host, world, timeout_s=within_s)
         return address
 
     def join_group(self, address: Address, *, rank: int, world: int, timeout_s: float, within_s: float) -> None:

@@ -42,7 +42,7 @@ from unirl.loop.idle_offload import taking_turns
 from unirl.loop.parts import Parts, stage_job
 from unirl.numerics.batch_invariant import batch_invariant
 from unirl.transfer.remote_rows import dehydrated, hydrated
-from unirl.transfer.weights.group import Address, listen, reach
+from unirl.transfer.weights.group import Address, interface_of, listen, reach
 
 from .kept_rows import padded, superseded
 from .machine_code import check_versions
@@ -77,17 +77,21 @@ class Worker:
         ask: Callable[[str, Any], Any],
         tell: Tell,
         machine: str,
+        host: str,
         address: Any = None,
         has_gpu: bool,
     ) -> None:
         """run, ask, address: see `unirl.core.roles.TransportPlace`.
 
-        machine: name of this machine in messages.  has_gpu: whether the launcher gave it a GPU; without one it
-        computes on the CPU.
+        machine: name of this machine in messages.  host: its IP address, by which other machines reach it.  has_gpu:
+        whether the launcher gave it a GPU; without one it computes on the CPU.
         """
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         check_versions(plan, machine)
-        self._name = name
+        self._name, self._host = name, host
+        # Gloo looks up the machine's own name, which may lead to an address that no other machine reaches.
+        if interface := interface_of(host):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         self._tell = tell
         self._plan = plan
         self._parts: Parts | None = None
@@ -123,7 +127,7 @@ class Worker:
 
     def open_group(self, world: int, *, within_s: float) -> Address:
         """Rank 0: listen on a free port; returns its address."""
-        self._group_store, address = listen(world, timeout_s=within_s)
+        self._group_store, address = listen(self._host, world, timeout_s=within_s)
         return address
 
     def join_group(self, address: Address, *, rank: int, world: int, timeout_s: float, within_s: float) -> None:
@@ -178,6 +182,7 @@ class Worker:
                 plan=plan,
                 tell=self._tell,
                 device=self._device,
+                host=self._host,
             )
 
     @property
