@@ -100,6 +100,7 @@ def test_a_run_whose_engine_sleeps_while_it_trains_gives_the_same_numbers(name: 
         f"engine={name}",
         "engine.kv_cache_mb=64",
         "engine.max_num_seqs=16",
+        "engine.dtype=bfloat16",
         "run.max_steps=2",
     )
     places = {
