@@ -155,6 +155,7 @@ FOREIGN = [
     ("engine.extra.trust_remote_code", ("quickstart-text", "engine=vllm", "+engine.extra.trust_remote_code=true")),
     ("engine.extra.worker_cls", ("quickstart-text", "engine=vllm", "+engine.extra.worker_cls=evil.Worker")),
     ("launcher.environment.PYTHONPATH", ("quickstart", "launcher=ray", "+launcher.environment.PYTHONPATH=evil")),
+    ("engine.environment.LD_PRELOAD", ("quickstart-text", "engine=vllm", "+engine.environment.LD_PRELOAD=evil.so")),
     ("engine.extra.args", ("quickstart-text", "engine=vllm", "+engine.extra.args={a: [{trust_remote_code: true}]}")),
 ]
 

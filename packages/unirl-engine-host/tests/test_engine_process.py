@@ -181,12 +181,15 @@ def test_the_variables_of_the_host_stay_with_it(program: Program, monkeypatch: p
     """`PYTHONPATH` would bring another environment's packages, and the engine has no need for secrets."""
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/local/kernels")
     process = EngineProcess(Program(**{**vars(program), "variables": {"ONLY_HERE": "1"}}))
     process.start()
     result, _ = process.call("vars", timeout_s=30)
     process.close()
     assert result["ONLY_HERE"] == "1"
     assert not {"PYTHONPATH", "HF_TOKEN"} & result.keys()
+    # Eight engines would compile into one home folder.
+    assert result["TRITON_CACHE_DIR"] == "/local/kernels"
 
 
 def test_a_server_that_cannot_start_says_why(program: Program) -> None:

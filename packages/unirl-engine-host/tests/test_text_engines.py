@@ -110,6 +110,11 @@ def test_devices_become_what_the_process_sees(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
     two = program(PRODUCT, ExternalTextConfig(), torch.device("cuda:1"), variables={}, cpu_variables={}, num_devices=2)
     assert two.variables["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert made("cpu", environment={"VLLM_LOGGING_LEVEL": "DEBUG"}).variables["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    with pytest.raises(
+        RecipeError, match=r"engine\.environment\.A: Acme is started with A='1', on which other settings"
+    ):
+        made("cpu", environment={"A": "2"})
     with pytest.raises(RecipeError, match=r"engine\.log_level: got 'LOUD'"):
         made("cpu", log_level="LOUD")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from unirl.core.limits import Reason, limit, one_of
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.config import PartConfig, code_of_variables
 from unirl.model_host.model_files import DTYPES
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ class ExternalConfig(PartConfig):
     """Timeout for one rollout."""
     sync_timeout_s: float = limit(600.0, above=0)
     """Timeout for one weight update."""
+    environment: dict[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Environment variables of the engine's process. Of this process it inherits those about CUDA, NCCL, caches of
+    compiled kernels and the engine itself, and no others."""
     extra: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Further engine arguments, by the engine's own names; arguments covered by other keys are rejected."""
 
@@ -57,9 +60,10 @@ class ExternalConfig(PartConfig):
     """Whether the engine has a batch-invariant mode, and a setting `batch_invariant` for it."""
 
     def named_code(self) -> Mapping[str, str | Path]:
-        """Environments, whose interpreter is started, and arguments by which engines import code or run a checkpoint's:
-        `trust_remote_code`, and any text that may be a path or a dotted name."""
+        """Environments, whose interpreter is started, variables of its process, and arguments by which engines import
+        code or run a checkpoint's: `trust_remote_code`, and any text that may be a path or a dotted name."""
         code: dict[str, str | Path] = {".env_dir": Path(self.env_dir).expanduser()} if self.env_dir else {}
+        code |= code_of_variables(".environment", self.environment)
         for name, value in self.extra.items():
             if not all(map(_PLAIN.fullmatch, _texts({name: value}))):
                 code[f".extra.{name}"] = f"the engine's {name}={value!r}"

@@ -34,8 +34,9 @@ GRACE_S = 3.0
 """Grace period of a server told to stop, before it is killed."""
 SERVING = "unirl.engine_host.serving"
 """Module that every server starts with."""
-INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "USER")
-INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "OMP_", "SSL_")
+INHERITED = ("HF_HOME", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "USER", "XDG_CACHE_HOME")
+INHERITED_PREFIXES = ("CUDA_", "FLASHINFER_", "GLOO_", "NCCL_", "NVIDIA_", "OMP_", "PYTORCH_", "SGLANG_", "SSL_")
+INHERITED_PREFIXES += ("TORCHINDUCTOR_", "TRITON_", "VLLM_")
 """Environment variables a server inherits; no others, in particular not `PYTHONPATH`."""
 
 

@@ -95,12 +95,17 @@ def program(
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         expected = range(device.index, device.index + num_devices)
         result["CUDA_VISIBLE_DEVICES"] = ",".join(visible[at] if visible != [""] else str(at) for at in expected)
+    if clash := sorted(config.environment.keys() & result.keys()):
+        raise RecipeError(
+            f"engine.environment.{clash[0]}: {product.title} is started with {clash[0]}={result[clash[0]]!r}, on which "
+            "other settings rest. Leave it out."
+        )
     return Program(
         name=product.name,
         python=environment.interpreter(device.type, within=within),
         serve=environment.serve,
         modules=(*environment.modules, *modules),
-        variables=result,
+        variables={**result, **config.environment},
         log=log_path(config, product),
         start_timeout_s=config.start_timeout_s,
     )

@@ -171,6 +171,16 @@ class BackendConfig(PartConfig):
         return None
 
 
+def code_of_variables(key: str, variables: Mapping[str, str]) -> Mapping[str, str]:
+    """Environment variables by which an interpreter, its loader or an engine takes code from elsewhere, and all that
+    hold paths, as `PartConfig.named_code` has them. key: relative key of the variables."""
+    return {
+        f"{key}.{name}": f"what {name}={value!r} leads to"
+        for name, value in variables.items()
+        if name.startswith(("LD_", "PYTHON", "UNIRL_", "RAY_")) or "PLUGIN" in name or "/" in value
+    }
+
+
 @dataclass
 class LauncherConfig(PartConfig):
     """Base class of every launcher's config."""

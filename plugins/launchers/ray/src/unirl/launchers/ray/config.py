@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.names import did_you_mean
 from unirl.core.specs.capability import Cap
+from unirl.core.specs.config import code_of_variables
 from unirl.core.specs.memory import Processes, RewardProcesses
 from unirl.loop.config import OffloadingConfig
 
@@ -93,12 +94,7 @@ class RayConfig(OffloadingConfig):
     """Environment variables of the workers."""
 
     def named_code(self) -> Mapping[str, str | Path]:
-        """Variables by which an interpreter or its loader takes code from elsewhere, and all that hold paths."""
-        return {
-            f".environment.{name}": f"what {name}={value!r} leads to"
-            for name, value in self.environment.items()
-            if name.startswith(("LD_", "PYTHON", "UNIRL_", "RAY_")) or "/" in value
-        }
+        return code_of_variables(".environment", self.environment)
 
     @property
     def processes(self) -> Processes:
