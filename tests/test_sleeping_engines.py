@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import ray_clusters
 from external_engines.environments import make
 from external_engines.texts import Ask, ask
 from small_runs import SMALL_TEXT, run, steps
@@ -90,9 +92,17 @@ def resident(engine: ExternalTextEngine) -> int:
     return sum(one.memory_full_info().uss for one in (process, *process.children(recursive=True)))
 
 
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
+    with ray_clusters.joined():
+        yield
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_run_whose_engine_sleeps_while_it_trains_gives_the_same_numbers(name: str, tmp_path: Path) -> None:
+def test_a_run_whose_engine_sleeps_while_it_trains_gives_the_same_numbers(
+    name: str, tmp_path: Path, ray_here: None
+) -> None:
     make(name)
     words = (
         "launcher=ray",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +21,7 @@ __all__ = ["calls"]
 ADAPTER = "default"
 INIT_METHOD_VARIABLE = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
 """SGLang reads from it the `init_method` of torch's process group."""
+IDLE_WITHIN_S = 30.0
 WEIGHTS, CACHE = ("weights",), ("kv_cache", "cuda_graph")
 LOADERS = "unirl.engines.sglang_llm.held"
 """Module of the functions that SGLang calls to load weights and to report those held."""
@@ -108,6 +110,8 @@ class _Server:
 
     def sleep(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Release the memory of the KV cache, of CUDA graphs, and of the weights, which are kept in host memory."""
+        # SGLang ends all its processes when it is not idle.
+        self._flush()
         self._engine.release_memory_occupation()
         self._asleep = [*WEIGHTS, *CACHE]
         return None, {}
@@ -182,9 +186,12 @@ class _Server:
             self._has_adapter = False
 
     def _flush(self) -> None:
-        """Drop the keys and values of the old weights."""
-        if not self._engine.flush_cache().success:
-            raise RuntimeError("SGLang did not flush its prefix cache, which is from the old weights.")
+        """Drop keys and values of the KV cache once SGLang is idle, a moment after its last answer."""
+        end = time.monotonic() + IDLE_WITHIN_S
+        while not self._engine.flush_cache().success:
+            if time.monotonic() > end:
+                raise RuntimeError(f"SGLang was not idle within {IDLE_WITHIN_S:g} s, and did not flush its KV cache.")
+            time.sleep(0.01)
 
     def _in_scheduler(self, function: str, told: Mapping[str, Any], *, name: str = "") -> Any:
         """Call a function of `held` in the scheduler process, and return its answer.
