@@ -116,6 +116,16 @@ class RemoteModel(Model):
         (tokens,) = self._ask("prompt_tokens", inputs, sampling)
         return tokens
 
+    def observation_tokens(
+        self, texts: Sequence[str], *, after: Sequence[Tensor], role: str, sampling: TextSamplingConfig
+    ) -> list[Tensor]:
+        (tokens,) = self._ask("observation_tokens", texts, after, role, sampling)
+        return tokens
+
+    def texts(self, tokens: Sequence[Tensor]) -> list[str]:
+        (texts,) = self._ask("texts", tokens)
+        return texts
+
     def completion_length(self, *, sampling: TextSamplingConfig) -> int | None:
         (length,) = self._ask("completion_length", sampling)
         return length
