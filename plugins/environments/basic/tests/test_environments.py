@@ -156,7 +156,8 @@ def test_without_gymnasium_the_package_to_install_is_named(monkeypatch: pytest.M
     monkeypatch.setitem(__import__("sys").modules, "gymnasium", None)
     with pytest.raises(ModuleNotFoundError) as caught:
         gym.build(GymnasiumConfig(id="Blackjack-v1"))
-    assert caught.value.__notes__ == ["The environment `gymnasium` needs one more package: pip install gymnasium"]
+    expected = "The environment `gymnasium` needs one more package: pip install 'unirl-environment-basic[gymnasium]'"
+    assert caught.value.__notes__ == [expected]
 
 
 def test_an_environment_of_gymnasium_is_played_by_the_names_of_its_actions() -> None:

@@ -327,8 +327,10 @@ def build_part(choice: Choice[Spec, PartConfig], catalog: Catalog, **context: An
     except UniRLError:
         raise
     except (Exception, SystemExit) as error:
+        notes = "".join(f". {note}" for note in getattr(error, "__notes__", ()))
         raise RunFailed(
             f"{choice.key}: {choice.spec.kind} {choice.name!r} could not be built: {type(error).__name__}: {error}"
+            f"{notes}"
         ) from error
     if part is None:
         raise RunFailed(f"{choice.key}: {choice.spec.build!r} returned None, expected a {choice.spec.kind}.")

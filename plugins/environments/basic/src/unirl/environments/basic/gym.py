@@ -24,7 +24,9 @@ def build(config: GymnasiumConfig) -> OneByOne:
     try:
         gymnasium: Any = importlib.import_module("gymnasium")
     except ModuleNotFoundError as error:
-        error.add_note("The environment `gymnasium` needs one more package: pip install gymnasium")
+        error.add_note(
+            "The environment `gymnasium` needs one more package: pip install 'unirl-environment-basic[gymnasium]'"
+        )
         raise
     if config.module:
         importlib.import_module(config.module)
