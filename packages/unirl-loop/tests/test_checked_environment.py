@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from unirl.core.errors import RunFailed
-from unirl.core.roles import Observation
+from unirl.core.roles import EpisodeFailed, Observation
 from unirl.core.specs.config import EnvironmentConfig
 from unirl.core.specs.plan import Choice
 from unirl.core.specs.spec import EnvironmentExample, EnvironmentSpec
@@ -48,10 +48,15 @@ def raising(_: Mapping[str, str]) -> Any:
     raise ValueError("no such tool")
 
 
+def raising_for_one(_: Mapping[str, str]) -> Any:
+    raise EpisodeFailed("two") from ValueError("no such tool")
+
+
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [
         (raising, "step() raised ValueError: no such tool in turn 1, for sample 'one' or one of 1 others."),
+        (raising_for_one, "step() raised ValueError: no such tool in turn 1, for sample 'two'."),
         (lambda _: None, "step() returned None in turn 1, expected a mapping with an observation for each of the 2"),
         (lambda _: {"one": Observation(done=True)}, "step() returned no observation for sample 'two' in turn 1"),
         (

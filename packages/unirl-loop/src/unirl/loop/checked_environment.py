@@ -7,7 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
 from unirl.core.errors import RunFailed, UniRLError
-from unirl.core.roles import Environment, Observation
+from unirl.core.roles import Environment, EpisodeFailed, Observation
 
 from .time_limit import TimeLimitReached, within
 
@@ -96,6 +96,10 @@ class CheckedEnvironment:
             ) from None
         except UniRLError:
             raise
+        except EpisodeFailed as error:
+            cause = error.__cause__ or error
+            text = f"{method}() raised {type(cause).__name__}: {cause} {when}, for sample {error.sample!r}."
+            raise self._failed(text) from cause
         except (Exception, SystemExit) as error:
             raise self._failed(f"{method}() raised {type(error).__name__}: {error} {when}{whom}.") from error
 

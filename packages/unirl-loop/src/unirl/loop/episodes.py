@@ -133,18 +133,16 @@ def _next_turn(
     import torch
 
     part = request.select(live)
-    if not turn:
-        limit = min(part.text.sampling.max_new_tokens, config.max_tokens or part.text.sampling.max_new_tokens)
-        sampling = dataclasses.replace(part.text.sampling, max_new_tokens=limit)
-        return dataclasses.replace(part, params=dataclasses.replace(part.text, sampling=sampling))
-    prompts = tuple(torch.cat([request.text.prompt_tokens[row], *episodes[row].tokens]) for row in live)
-    names = [f"{sample}/turn-{turn}" for sample in part.sample_ids]
-    seeds = tuple(sample_seed(seed=request.seed, rollout=request.rollout, sample_id=name) for name in names)
-    sampling = part.text.sampling
+    params = part.text
     if config.max_tokens:
         room = max(config.max_tokens - episodes[row].length for row in live)
-        sampling = dataclasses.replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
-    params = dataclasses.replace(part.text, sampling=sampling, prompt_tokens=prompts, seeds=seeds)
+        limit = min(params.sampling.max_new_tokens, room)
+        params = dataclasses.replace(params, sampling=dataclasses.replace(params.sampling, max_new_tokens=limit))
+    if turn:
+        prompts = tuple(torch.cat([request.text.prompt_tokens[row], *episodes[row].tokens]) for row in live)
+        names = [f"{sample}/turn-{turn}" for sample in part.sample_ids]
+        seeds = tuple(sample_seed(seed=request.seed, rollout=request.rollout, sample_id=name) for name in names)
+        params = dataclasses.replace(params, prompt_tokens=prompts, seeds=seeds)
     return dataclasses.replace(part, params=params)
 
 

@@ -38,6 +38,9 @@ def episodes(plan: Plan) -> Iterator[Reason]:
         if RETURN in stage.rewards:
             text = f"the return of {environment.key} has this name in metrics; name the reward otherwise."
             yield Reason(key=f"reward.{RETURN}", text=text)
+        if RETURN in (stage.name, *(child.name for child in plan.children(stage.name))):
+            text = f"the return of {environment.key} has this name in metrics; name the stage otherwise."
+            yield Reason(key=f"stages.{RETURN}", text=text)
         if stage.needs.reward == "differentiable":
             assert stage.algorithm is not None
             text = (

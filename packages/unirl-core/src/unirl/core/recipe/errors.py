@@ -127,7 +127,7 @@ def _unknown_key(error: OmegaConfBaseException, *, where: str, catalog: Catalog)
             f"There are: {', '.join(known) or 'none'}; add one with `+{section}@{section}.{key}=NAME`{where}."
         )
     elif section == "environment":
-        return RecipeError(f"{full}: no environment is chosen; add one with `+environment=NAME`{where}.")
+        return RecipeError(f"{full}: no environment is chosen; add one with +environment=NAME{where}.")
     else:
         return RecipeError(f"{full}: not set by the recipe; add a new key with a plus: `+{full}=...`{where}.")
     hint = did_you_mean(key, known)

@@ -8,7 +8,7 @@ that is called on it works without.
 """
 
 from .engine import Engine, WeightReceipt, WeightUpdate
-from .environment import Environment, Observation
+from .environment import Environment, EpisodeFailed, Observation
 from .model import (
     DiffusionModel,
     DivergenceKind,
@@ -43,6 +43,7 @@ __all__ = [
     "DivergenceKind",
     "Engine",
     "Environment",
+    "EpisodeFailed",
     "Forward",
     "GradientScore",
     "Job",

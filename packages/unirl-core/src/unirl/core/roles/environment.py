@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from ..types.inputs import Inputs
 
-__all__ = ["Environment", "Observation"]
+__all__ = ["Environment", "EpisodeFailed", "Observation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,15 @@ class Observation:
     """Reward of the answer, finite; 0 at the start."""
     done: bool = False
     """Whether the episode ends with this; never at the start."""
+
+
+class EpisodeFailed(Exception):
+    """Raised from the error of one episode by an environment that knows which: `raise EpisodeFailed(name) from error`.
+    Other errors count as those of all episodes of the call."""
+
+    def __init__(self, sample: str) -> None:
+        super().__init__(sample)
+        self.sample = sample
 
 
 class Environment(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.errors import RecipeError
 from unirl.core.names import did_you_mean
 from unirl.core.plugins.files import module_of_file
 from unirl.core.roles import Observation
@@ -66,8 +66,8 @@ class FunctionEpisode:
             return Observation(text=text, reward=float(reward))
         if reply is None or isinstance(reply, Real):
             return Observation(reward=float(reply or 0.0), done=True)
-        raise RunFailed(
-            f"environment: function {self._function.__name__!r} returned {reply!r}, expected a text, a text and a "
+        raise TypeError(
+            f"function {self._function.__name__!r} returned {reply!r}, expected a text, a text and a "
             "reward, a reward, or None."
         )
 
@@ -80,8 +80,8 @@ class FunctionEpisode:
             return dict(given)
         required = [one.name for one in parameters if one.default is one.empty]
         if missing := [name for name in required if name not in given]:
-            raise RunFailed(
-                f"environment: function {self._function.__name__!r} takes {missing[0]!r}, expected one of "
+            raise TypeError(
+                f"function {self._function.__name__!r} takes {missing[0]!r}, expected one of "
                 f"{', '.join(sorted(given))}{did_you_mean(missing[0], given) or '.'}"
             )
         return {one.name: given[one.name] for one in parameters if one.name in given}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from unirl.core.errors import RunFailed, UniRLError
-from unirl.core.roles import Observation
+from unirl.core.roles import EpisodeFailed, Observation
 
 if TYPE_CHECKING:
     from unirl.core.types.inputs import Inputs
@@ -62,7 +61,5 @@ class OneByOne:
 def _named(sample: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except UniRLError:
-        raise
     except Exception as error:
-        raise RunFailed(f"environment: sample {sample!r} raised {type(error).__name__}: {error}") from error
+        raise EpisodeFailed(sample) from error

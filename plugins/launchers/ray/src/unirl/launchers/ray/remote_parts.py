@@ -405,6 +405,6 @@ def _empty(track: Track) -> Track:
 
 
 def _for_training(track: Track) -> Track:
-    """The track without data no loss reads: media and unused prompts."""
+    """The track without data no loss reads: media, turns and unused prompts."""
     conditions: dict[str, Conditions] = {name: value.compact() for name, value in track.conditions.items()}
-    return dataclasses.replace(track, media=None, conditions=conditions)
+    return dataclasses.replace(track, media=None, turns=None, conditions=conditions)
