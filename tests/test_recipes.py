@@ -27,6 +27,7 @@ def test_there_are_recipes() -> None:
     assert {
         "quickstart",
         "quickstart-text",
+        "quickstart-tools",
         "quickstart-vl",
         "quickstart-edit",
         "quickstart-video",

@@ -139,7 +139,7 @@ def specs_page() -> str:
         "What a plugin says of each part that it provides. All fields are given by keyword.\n",
     ]
     classes = [specs.Spec, *(value for value in vars(specs).values() if is_spec(value)), specs.Miniature]
-    for cls in [*classes, specs.RewardExample, specs.Gap, Needs]:
+    for cls in [*classes, specs.RewardExample, specs.EnvironmentExample, specs.Gap, Needs]:
         own = set(documented(cls)) - (set(documented(specs.Spec)) if is_spec(cls) else set())
         if not own:
             continue

@@ -20,6 +20,7 @@ SCRIPTS = (
     "packages/unirl-quickstart/scripts/make_edit_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_i2v_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_text_checkpoint.py",
+    "packages/unirl-quickstart/scripts/make_tools_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_unified_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_video_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_vl_checkpoint.py",

@@ -14,12 +14,13 @@ from unirl.backends.fsdp2.plugin import SPEC as FSDP2
 from unirl.conformance.doubles import tiny_decoder as text_model
 from unirl.conformance.doubles.tiny_decoder import TinyDecoder
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.roles import WeightReceipt, WeightUpdate
+from unirl.core.roles import Job, WeightReceipt, WeightUpdate
 from unirl.core.specs.capability import Cap
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track
 
 from conformance_mutants import cell
+from conformance_mutants.backend_wrapped import each_job
 from conformance_mutants.cell import GAPS, NEWEST, engine_log_probs_moved
 from conformance_mutants.engine_changes import TEXT_ONLY, rollout
 from conformance_mutants.engine_copying import SPEC as COPYING
@@ -95,8 +96,18 @@ ENGINES = [
     rescored("swaps-rows", "swaps the log-probs of texts in rounds", ordered_by_length),
     rescored("one-late", "gives log-probs one token late in rounds", one_late),
 ]
-BACKENDS = [of_text(mutant) for mutant in cell.BROKEN]
-"""Mutants that fail in rounds of latents, tried in rounds of text."""
+
+
+def unmasked(_: Any, job: Job) -> dict[str, Any]:
+    return {"track": replace(job.track, segment=replace(job.track.text, mask=None))}
+
+
+BACKENDS = [
+    # Mutants that fail in rounds of latents, tried in rounds of text.
+    *(of_text(mutant) for mutant in cell.BROKEN),
+    cell.cell("trains-observations", "observations-get-no-gradient", "trains on every token of an episode",
+              each_job(unmasked)),
+]  # fmt: skip
 MUTANTS = [*ENGINES, *BACKENDS]
 build = builder(MUTANTS)
 

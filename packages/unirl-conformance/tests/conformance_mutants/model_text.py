@@ -24,6 +24,7 @@ SCORES, PACKED = "scores-are-the-log-softmax-of-the-plain-logits", "padded-packe
 PACKED_GRADIENT, BATCHING = "packing-does-not-change-the-gradient", "gradient-does-not-depend-on-batching"
 INSIDE = "trained-weights-are-used-inside-the-root-forward"
 CHAT = "chat-settings-change-the-prompt"
+OBSERVED = "an-observation-is-the-next-message"
 PROMPTED, GREEDY, SCORED = (
     f"{name}-those-of-the-reference" for name in ("prompt-tokens-are", "greedy-texts-are", "log-probs-are")
 )
@@ -121,11 +122,14 @@ MUTANTS = [
     text("sharper", SCORED, "scales all logits by 1.01",
          {"score": lambda _, score, batch, *, temperature, **how: score(batch, temperature=temperature / 1.01, **how),
           "next_logits": returns(lambda result: (1.01 * result[0], result[1]))}),
+    text("ends-twice", OBSERVED, "ends completions that have an end again",
+         {"observation_tokens": lambda _, method, texts, *, after, **how:
+             method(texts, after=[row[:0] for row in after], **how)}),
     text("cleans-up", "decoding-inverts-tokenizing", "strips the spaces around texts",
          {"texts": returns(lambda texts: [text.strip() for text in texts])}),
     text("never-stops", "stop-tokens-and-padding-are-tokens-of-the-model", "names no stop token",
          after_build=lambda model: setattr(model, "__class__", type("Endless", (type(model),), {"stop_tokens": ()})),
-         also=(GREEDY,)),
+         also=(GREEDY, OBSERVED)),
     text("text-grad-mode", OWN, "scores text otherwise where gradients are on",
          log_probs(lambda values, _: values * (1 + 1e-3 * torch.is_grad_enabled()))),
     # The first token of a batch has that of the last one.

@@ -31,7 +31,17 @@ __all__ = [
 ]
 
 SubjectKind = Literal[
-    "model", "engine", "algorithm", "backend", "reward", "tracker", "launcher", "transport", "cell", "plugin"
+    "model",
+    "engine",
+    "algorithm",
+    "backend",
+    "reward",
+    "environment",
+    "tracker",
+    "launcher",
+    "transport",
+    "cell",
+    "plugin",
 ]
 """Kinds of subjects, in the order of reports: first the parts, last the dists that provide them. An `engine` is tested
 with each model; a `cell` is model, engine, algorithm and backend."""

@@ -26,7 +26,17 @@ if TYPE_CHECKING:
 
 __all__ = ["conformance"]
 
-SELECTABLE: tuple[Kind, ...] = ("model", "engine", "algorithm", "backend", "reward", "tracker", "launcher", "transport")
+SELECTABLE: tuple[Kind, ...] = (
+    "model",
+    "engine",
+    "algorithm",
+    "backend",
+    "reward",
+    "environment",
+    "tracker",
+    "launcher",
+    "transport",
+)
 
 
 def _part_options(command: click.Command) -> click.Command:

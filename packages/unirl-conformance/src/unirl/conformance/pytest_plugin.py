@@ -50,6 +50,7 @@ CASES: dict[SubjectKind | tuple[SubjectKind, str], str] = {
     "algorithm": "algorithm:AlgorithmCase",
     "backend": "backend:BackendCase",
     "reward": "reward:RewardCase",
+    "environment": "environment:EnvironmentCase",
     "tracker": "tracker:TrackerCase",
     "launcher": "launcher:LauncherCase",
     "transport": "transport:TransportCase",

@@ -17,6 +17,7 @@ from unirl.core.specs.spec import (
     RESERVED_PARTS,
     AlgorithmSpec,
     EngineSpec,
+    EnvironmentSpec,
     LauncherSpec,
     ModelSpec,
     RewardSpec,
@@ -34,6 +35,7 @@ BUILD_KEYWORDS: dict[str, tuple[str, ...]] = {
     "backend": ("model", "train", "steps", "seed"),
     "algorithm": ("advantage", "reward_weights", "train", "seed"),
     "reward": ("device",),
+    "environment": (),
     "tracker": (),
     "launcher": (),
     "transport": ("place",),
@@ -133,6 +135,19 @@ def _by_kind(spec: Spec, resolve: Resolve) -> Iterator[str]:
             yield from _function("reference", spec.reference, resolve, "reference(config, inputs)", None, None)
     if isinstance(spec, RewardSpec):
         yield from _reward(spec, resolve)
+    if isinstance(spec, EnvironmentSpec):
+        yield from _environment(spec)
+
+
+def _environment(spec: EnvironmentSpec) -> Iterator[str]:
+    if not spec.examples:
+        yield "examples: none; give an episode that the environment can run."
+    for number, example in enumerate(spec.examples):
+        if not example.answers:
+            yield f"examples[{number}].answers: none; give those of an episode, the last of which ends it."
+        for key in spec.metadata:
+            if key not in example.metadata:
+                yield f"examples[{number}].metadata: {key!r} is missing, which `metadata` says every prompt has."
 
 
 def _reward(spec: RewardSpec, resolve: Resolve) -> Iterator[str]:

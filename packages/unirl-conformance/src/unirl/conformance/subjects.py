@@ -246,7 +246,7 @@ def _plugins(catalog: Catalog) -> Iterator[Subject]:
 
 
 def _single(catalog: Catalog) -> Iterator[Subject]:
-    for kind in ("model", "algorithm", "backend", "reward", "tracker", "launcher", "transport"):
+    for kind in ("model", "algorithm", "backend", "reward", "environment", "tracker", "launcher", "transport"):
         for result in _of(catalog, kind):
             yield Subject(kind=kind, parts=(result,))
 

@@ -14,10 +14,11 @@ from unirl.core.match.mismatch_bounds import train_settings
 from unirl.core.roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate, diffusion_model
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
-from unirl.core.specs.plan import Choice, Learner, Plan, Stage
+from unirl.core.specs.plan import RETURN, Choice, Learner, Plan, Stage
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.weights import MadeTensors, checksum
 
+from .checked_environment import CheckedEnvironment
 from .checked_reward import CheckedReward
 from .parts import Launcher, NoEngine, Parts, attributed, errors_under, load, shares_weights
 from .requests import sampling_errors
@@ -47,7 +48,10 @@ def built_parts(plan: Plan, *, catalog: Catalog) -> Generator[Parts]:
     launcher: Launcher | None = build_part(plan.launcher, catalog) if plan.launcher else None
     try:
         parts = launcher.launch(plan, catalog=catalog) if launcher else build_parts(plan, catalog=catalog)
+        environments = dict[str, CheckedEnvironment]()
+        parts = dataclasses.replace(parts, environments=environments)
         try:
+            _add_environments(environments, plan, catalog=catalog)
             yield parts
         finally:
             _close(parts, plan)
@@ -209,6 +213,16 @@ def _engines(plan: Plan, models: Mapping[str, Model], *, catalog: Catalog, devic
             load(built[key], stage, _frozen_weights(model))
 
 
+def _add_environments(environments: dict[str, CheckedEnvironment], plan: Plan, *, catalog: Catalog) -> None:
+    """Build the environment of each stage. Stages that chose the same section share it."""
+    built: dict[str, CheckedEnvironment] = {}
+    for stage in plan.stages:
+        if (choice := stage.environment) is not None:
+            if choice.key not in built:
+                built[choice.key] = CheckedEnvironment(build_part(choice, catalog), choice=choice)
+            environments[stage.name] = built[choice.key]
+
+
 def _frozen_weights(model: Model) -> WeightUpdate:
     """Weights of a frozen model, which stay at version 0. If it was built without values, they are read on access."""
     held = {name: weight.detach() for name, weight in model.trainable.named_parameters()}
@@ -263,12 +277,13 @@ def build_algorithms(
         train = train_settings(stage)
         # Which forward pass recomputes them is up to what calls the algorithm.
         told = dataclasses.replace(train, old_log_probs="replay") if train.old_log_probs == "detached" else train
+        returns = {} if stage.environment is None else {RETURN: float(stage.environment.config.weight)}
         credited = (child.name for child in plan.children(stage.name) if child.settings.credit != "none")
         result[stage.name] = build_part(
             stage.algorithm,
             catalog,
             advantage=stage.advantage,
-            reward_weights={key: weights[key] for key in stage.rewards} | dict.fromkeys(credited, 1.0),
+            reward_weights={key: weights[key] for key in stage.rewards} | returns | dict.fromkeys(credited, 1.0),
             train=told,
             seed=plan.run.seed,
             **({"score": gradient_score(plan, stage, rewards)} if stage.needs.reward == "differentiable" else {}),
@@ -312,8 +327,10 @@ def build_part(choice: Choice[Spec, PartConfig], catalog: Catalog, **context: An
     except UniRLError:
         raise
     except (Exception, SystemExit) as error:
+        notes = "".join(f". {note}" for note in getattr(error, "__notes__", ()))
         raise RunFailed(
             f"{choice.key}: {choice.spec.kind} {choice.name!r} could not be built: {type(error).__name__}: {error}"
+            f"{notes}"
         ) from error
     if part is None:
         raise RunFailed(f"{choice.key}: {choice.spec.build!r} returned None, expected a {choice.spec.kind}.")
@@ -334,10 +351,12 @@ def _check_sampling(plan: Plan, models: Mapping[str, Model]) -> None:
 def _close(parts: Parts, plan: Plan) -> None:
     """Close every part. The first failure is raised, or added as a note to the error that ends the run."""
     ending, failures = sys.exception(), list[UniRLError]()
-    owned: list[tuple[str, Engine | Reward | Backend]] = []
+    owned: list[tuple[str, Engine | Reward | Backend | CheckedEnvironment]] = []
     engines = {id(parts.engines[stage.name]): stage for stage in plan.stages if stage.name in parts.engines}
     owned += [(f"engine {stage.engine.name!r}", parts.engines[stage.name]) for stage in engines.values()]
     owned += [(f"reward.{key}", reward) for key, reward in parts.rewards.items()]
+    hosted = {id(parts.environments[name]): (name, parts.environments[name]) for name in parts.environments}
+    owned += [(f"environment of stage {name!r}", environment) for name, environment in hosted.values()]
     owned += [(_backend_name(plan.learners[name]), backend) for name, backend in parts.backends.items()]
     for owner, part in owned:
         try:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .episodes import generate_episodes
 from .lineage import Lineage
 from .parts import Parts, generate, sampled_policy
 from .requests import child_request, sampling_errors
@@ -62,7 +63,12 @@ def generate_stages(
                     evaluates=evaluated is not None,
                 )
             with sampled_policy(parts, stage, evaluated):
-                track = generate(parts.engines[stage.name], request, parent=stage.parent)
+                call = partial(generate, parts.engines[stage.name], parent=stage.parent)
+                if stage.environment is None:
+                    track = call(request)
+                else:
+                    model, environment = parts.models[stage.learner.name], parts.environments[stage.name]
+                    track = generate_episodes(request, stage=stage, model=model, environment=environment, generate=call)
             if not rows:
                 track = replace(track, sample_weights=track.sample_weights * 0)
             lineage.add(stage.name, track)

@@ -7,14 +7,26 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from unirl.core.errors import EchoMismatch, RunFailed, UniRLError
 from unirl.core.match.mismatch_bounds import train_settings
-from unirl.core.roles import Algorithm, Backend, Engine, Job, Model, Policy, Reward, WeightReceipt, WeightUpdate
+from unirl.core.roles import (
+    Algorithm,
+    Backend,
+    Engine,
+    Job,
+    Model,
+    Policy,
+    Reward,
+    WeightReceipt,
+    WeightUpdate,
+)
 from unirl.core.specs.capability import Cap
 from unirl.core.types.rollout import verify_echo
+
+from .checked_environment import CheckedEnvironment
 
 if TYPE_CHECKING:
     from unirl.core.plugins.catalog import Catalog
@@ -79,6 +91,8 @@ class Parts:
     """By stage, for those that are trained on."""
     rewards: Mapping[str, Reward]
     reward_weights: Mapping[str, float]
+    environments: Mapping[str, CheckedEnvironment] = field(default_factory=lambda: dict[str, CheckedEnvironment]())
+    """By stage; stages that chose the same section share an object. They run where the loop does."""
     sync: Callable[[Stage], None] | None = None
     """Brings the weights that train to a stage's engine that lives elsewhere and sets its version; checks what it then
     holds. None: the engine shares the weights, or takes them by `load_weights`, in this process."""

@@ -31,7 +31,15 @@ if TYPE_CHECKING:
 
     from .parts import Parts
 
-__all__ = ["build_request", "child_request", "evaluation_requests", "sample_seed", "sampling_errors", "step_requests"]
+__all__ = [
+    "build_request",
+    "child_request",
+    "evaluation_requests",
+    "sample_seed",
+    "sampling_errors",
+    "step_requests",
+    "with_inputs",
+]
 
 
 def step_requests(
@@ -242,6 +250,13 @@ def sample_seed(*, seed: int, rollout: int, sample_id: str) -> int:
     """The seed of a sample, 63 bits: a function of the run's seed, the rollout and the sample alone."""
     digest = hashlib.blake2b(struct.pack("<qq", seed, rollout) + sample_id.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def with_inputs(request: Request, inputs: Inputs, *, model: TextModel, track: str) -> Request:
+    """The request of a text track for other inputs. track: of the model."""
+    wanted = request.text
+    params = _text_request(inputs, wanted.sampling, model=model, track=track, seeds=wanted.seeds)
+    return dataclasses.replace(request, inputs=inputs, params=params)
 
 
 def _text_request(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from unirl.core.errors import RewardFailed
 from unirl.core.match.composition import counted_range
 from unirl.core.roles import Reward, ScoreInput
+from unirl.core.specs.plan import RETURN
 from unirl.core.types.array import Array
 from unirl.core.types.media import Media, MediaKind
 from unirl.core.types.track import TextSegment
@@ -48,7 +49,7 @@ def score_input(track: Track) -> ScoreInput:
         metadata=track.metadata,
         media=None if track.media is None else track.media.mapped(lambda array: array.contiguous()),
         status=track.status,
-        lengths=track.segment.lengths if isinstance(track.segment, TextSegment) else None,
+        lengths=track.segment.sampled_lengths if isinstance(track.segment, TextSegment) else None,
     )
 
 
@@ -132,11 +133,15 @@ def combined(
     weights: Mapping[str, float],
     choices: RewardChoices | None = None,
 ) -> Track:
-    """The track with the results of `score_by` for each reward: their weighted sum, and all parts.
+    """The track with the results of `score_by` for each reward: their weighted sum, and all parts. The return of its
+    episodes, if it has one, is one of them.
 
     A sample that lacks a score of a reward with a weight gets no sum, and weight 0.
     Raises RewardFailed when a sum is not finite although every score is: a weight is not, or fp32 overflows.
     """
+    if RETURN in track.reward_parts:
+        scores = {**scores, RETURN: track.reward_parts}
+        weights = {**weights, RETURN: track.reward_weights[RETURN]}
     values = counted_scores({name: parts[name] for name, parts in scores.items()}, choices)
     total: Array | None = None
     lacks: Array | None = None

@@ -17,6 +17,8 @@ __all__ = [
     "prompts_path",
     "text_checkpoint_path",
     "text_prompts_path",
+    "tools_checkpoint_path",
+    "tools_prompts_path",
     "unified_checkpoint_path",
     "video_checkpoint_path",
     "video_prompts_path",
@@ -43,6 +45,16 @@ def text_checkpoint_path() -> Path:
 def text_prompts_path(split: Literal["train", "heldout"]) -> Path:
     """File of sums and differences, one JSON row each. No problem of `heldout` is in `train`."""
     return _path(f"text/prompts/{split}.jsonl")
+
+
+def tools_checkpoint_path() -> Path:
+    """Folder of the tiny Qwen3 that calls a calculator, in the layout of transformers."""
+    return _path("tools/checkpoint")
+
+
+def tools_prompts_path(split: Literal["train", "heldout"]) -> Path:
+    """File of products, one JSON row each. No problem of `heldout` is in `train`."""
+    return _path(f"tools/prompts/{split}.jsonl")
 
 
 def enhancer_checkpoint_path() -> Path:

@@ -70,7 +70,7 @@ SPEC = ModelSpec(
     summary="A decoder of some ten thousand weights, for trying engines, algorithms and backends",
     build=f"{__name__}:build",
     config=f"{__name__}:TinyDecoderConfig",
-    capabilities={Cap.TEXT_STAGE, Cap.LORA},
+    capabilities={Cap.TEXT_STAGE, Cap.LORA, Cap.OBSERVATIONS},
     tracks={"text": "text"},
     trainable="net",
     lora_targets=("mixed", "out", "up", "down"),
@@ -207,6 +207,17 @@ class TinyDecoder(TextModel):
             if not row:
                 raise RecipeError(f"data: prompt {prompt!r} has no token to go on from; write something.")
         return [torch.tensor(row, dtype=torch.int64) for row in rows]
+
+    def observation_tokens(
+        self, texts: Sequence[str], *, after: Sequence[Tensor], role: str, sampling: TextSamplingConfig
+    ) -> list[Tensor]:
+        """An end where there is none, then the bytes between roles; without `chat` the bytes alone. Roles are one."""
+        result: list[Tensor] = []
+        for text, completion in zip(texts, after, strict=True):
+            end = [] if len(completion) and int(completion[-1]) == END else [END]
+            row = [*end, *self._chat(text, replace(sampling, system_prompt=""))] if sampling.chat else [*text.encode()]
+            result.append(torch.tensor(row, dtype=torch.int64))
+        return result
 
     def texts(self, tokens: Sequence[Tensor]) -> list[str]:
         return [bytes(token for token in row.tolist() if token < END).decode(errors="replace") for row in tokens]

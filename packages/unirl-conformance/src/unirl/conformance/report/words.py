@@ -48,6 +48,7 @@ KIND_TITLES: Mapping[SubjectKind, str] = {
     "backend": "Backends",
     "cell": "Combinations of model, engine, algorithm and backend",
     "reward": "Rewards",
+    "environment": "Environments",
     "tracker": "Trackers",
     "launcher": "Launchers",
     "transport": "Transports",

@@ -13,6 +13,7 @@ from unirl.conformance.fixtures.text_model import TextModelCase
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.errors import UniRLError
 from unirl.core.roles import TextModel
+from unirl.core.specs.capability import Cap
 
 SYSTEM = "be brief"
 TEXTS = (*PROMPTS, " two  spaces ", "one\nline and another", "1 + 2 = 3?", "\u00e4 \u6f22 \U0001f600")
@@ -82,6 +83,33 @@ def test_decoding_inverts_tokenizing(case: TextModelCase) -> None:
         assert list(model.texts([special[:0]])) == [""], "no tokens became a text"
 
 
+@claim("model", proves=Cap.OBSERVATIONS, track="text")
+def test_an_observation_is_the_next_message(case: TextModelCase) -> None:
+    """The tokens of an observation have its text in them, and nothing else without the chat template. With it they end
+    the completion before them, once: where its last token is its end, they begin behind that.
+
+    If it fails: tokenize what the chat template writes behind a message of the assistant, and leave its end out where
+    the completion has one.
+    """
+    said = "seven green bottles"
+    with case.model() as model:
+        completion = case.prompts(model, ["a completion"], chat=False)[0]
+        for chat in (True, False):
+            (row,) = _observed(case, model, said, [completion], chat=chat)
+            assert row.ndim == 1 and row.dtype == torch.int64 and row.device.type == "cpu", (
+                f"got {row.dtype} {list(row.shape)} on {row.device}, expected [L] int64 on the CPU"
+            )
+            (text,) = model.texts([row])
+            assert said in text if chat else said == text, f"{said!r} reads {text!r} with chat={chat}"
+        whole, *ended = (
+            torch.cat([before, *_observed(case, model, said, [before], chat=True)])
+            for before in (completion, *(torch.cat([completion, torch.tensor([end])]) for end in model.stop_tokens))
+        )
+        assert any(torch.equal(whole, one) for one in ended), (
+            "a completion with its end is followed by other tokens than one whose end the template adds"
+        )
+
+
 @claim("model", track="text")
 def test_stop_tokens_and_padding_are_tokens_of_the_model(case: TextModelCase) -> None:
     """The model names what ends its texts, tokens that it can generate, and a token that fills rows up.
@@ -99,6 +127,12 @@ def test_stop_tokens_and_padding_are_tokens_of_the_model(case: TextModelCase) ->
     assert len(set(stops)) == len(stops), f"`stop_tokens` names one twice: {stops}"
     strange = [token for token in (*stops, pad) if not 0 <= token < vocabulary]
     assert not strange, f"tokens {strange} are beyond the {vocabulary} that the model has logits for"
+
+
+def _observed(case: TextModelCase, model: TextModel, text: str, after: Sequence[Tensor], *, chat: bool) -> list[Tensor]:
+    """The tokens of the same observation after each completion."""
+    sampling = case.sampling(chat=chat)
+    return model.observation_tokens([text] * len(after), after=after, role="user", sampling=sampling)
 
 
 def _tokens(case: TextModelCase, model: TextModel, prompts: Sequence[str], **settings: Any) -> list[Tensor] | None:

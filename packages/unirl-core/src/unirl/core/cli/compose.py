@@ -157,6 +157,8 @@ def _drawn(plan: Plan) -> Any:
         facts = [f"{stage.model.name} on {stage.engine.name}", trained]
         if stage.teacher is not None:
             facts.append(f"KL to {stage.teacher.name}")
+        if stage.environment is not None:
+            facts.append(f"talks with {stage.environment.name}")
         if stage.rewards:
             facts.append(f"scored by {', '.join(stage.rewards)}")
         if stage.settings.credit != "none":

@@ -20,9 +20,9 @@ from .prompts import REMOTE_PATHS, read_prompts, refuse
 from .rows import data_files, kind_of
 
 if TYPE_CHECKING:
-    from ..specs.config import RewardConfig
+    from ..specs.config import EnvironmentConfig, RewardConfig
     from ..specs.plan import Choice, Plan, Stage
-    from ..specs.spec import RewardSpec
+    from ..specs.spec import EnvironmentSpec, RewardSpec
 
 __all__ = ["RunData", "data_hash", "read_data"]
 
@@ -102,11 +102,18 @@ def _settings(plan: Plan) -> dict[str, str]:
     for sampling in (LatentSamplingConfig, TextSamplingConfig):
         names |= {item.name: f"sampling.{item.name}" for item in fields(sampling) if item.name not in NO_SETTINGS}
     read = {name for choice in plan.rewards.values() for name in (*_metadata(choice), *choice.spec.metadata_kinds)}
+    read |= {name for choice in _environments(plan) for name in _metadata(choice)}
     return {name: key for name, key in names.items() if name not in read}
 
 
-def _metadata(choice: Choice[RewardSpec, RewardConfig]) -> tuple[str, ...]:
-    """Metadata that a reward reads of every row."""
+def _environments(plan: Plan) -> list[Choice[EnvironmentSpec, EnvironmentConfig]]:
+    return [stage.environment for stage in plan.stages if stage.environment is not None]
+
+
+def _metadata(
+    choice: Choice[RewardSpec, RewardConfig] | Choice[EnvironmentSpec, EnvironmentConfig],
+) -> tuple[str, ...]:
+    """Metadata that a reward, or an environment, reads of every row."""
     with choice.attributed():
         return (*choice.spec.metadata, *choice.config.required_metadata())
 
@@ -115,6 +122,13 @@ def _problem(row: Prompt, plan: Plan) -> str:
     """Why the parts of a plan cannot take a row; empty where they can."""
     if problem := _media_problem(row, plan):
         return f"{problem}. Change the prompt file, or choose another model or engine."
+    for environment in _environments(plan):
+        if missing := [name for name in _metadata(environment) if name not in row.metadata]:
+            guess = did_you_mean(missing[0], row.metadata) or "."
+            return (
+                f"got no metadata {missing[0]!r}, which {environment.key} reads; the prompt has "
+                f"{sorted(row.metadata) or 'none'}{guess}"
+            )
     for reward, choice in plan.rewards.items():
         if missing := [name for name in _metadata(choice) if name not in row.metadata]:
             guess = did_you_mean(missing[0], [*row.metadata, *choice.config.other_names])

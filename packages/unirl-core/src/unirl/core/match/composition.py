@@ -40,7 +40,8 @@ def composition(plan: Plan) -> Iterator[Reason]:
         for part in (part for part in choice.spec.parts if part in RESERVED_PARTS):
             yield Reason(key=f"reward.{key}", text=f"{choice.dist} names a component {part!r}, which is reserved.")
         yield from _gate(plan, key)
-    if schedules or not plan.rewards or all(stage.needs.reward == "none" for stage in plan.trained):
+    returns = any(stage.environment is not None and stage.environment.config.weight for stage in plan.stages)
+    if schedules or returns or not plan.rewards or all(stage.needs.reward == "none" for stage in plan.trained):
         # Rewards that no loss reads are logged.
         return
     # Weights are linear between the steps of their schedules, so where all of them are 0, they are at such a step.

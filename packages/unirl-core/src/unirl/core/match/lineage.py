@@ -260,7 +260,8 @@ def _without_reference(stage: Stage) -> str:
 
 
 def _signal(plan: Plan, stage: Stage) -> Iterator[Reason]:
-    if stage.algorithm is None or stage.needs.reward == "none" or not plan.rewards:
+    scores = plan.rewards or any(other.environment is not None for other in plan.stages)
+    if stage.algorithm is None or stage.needs.reward == "none" or not scores:
         return
     if not _has_rewards(plan, stage):
         children = ", ".join(f"stages.{child.name}.credit=mean" for child in plan.children(stage.name))
@@ -281,4 +282,4 @@ def _signal(plan: Plan, stage: Stage) -> Iterator[Reason]:
 def _has_rewards(plan: Plan, stage: Stage) -> bool:
     """Whether samples of a stage get a reward: their own, or credit."""
     credited = (child for child in plan.children(stage.name) if child.settings.credit != "none")
-    return bool(stage.rewards) or any(_has_rewards(plan, child) for child in credited)
+    return bool(stage.rewards) or stage.environment is not None or any(_has_rewards(plan, child) for child in credited)

@@ -19,6 +19,7 @@ from ..specs.config import PartConfig
 from ..specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 from .asynchrony import asynchrony
 from .composition import composition
+from .episodes import episodes
 from .lineage import lineage
 from .named_code import not_allowed
 from .sampling import DETERMINISTIC_KERNELS, sampling_problems
@@ -350,6 +351,7 @@ def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
             key="run.matmul_precision", text=f"got {precision!r} with run.batch_invariant, expected 'highest'."
         )
     yield from lineage(plan)
+    yield from episodes(plan)
     yield from _rewards(plan)
     yield from asynchrony(plan)
     for stage in plan.stages:
@@ -362,7 +364,7 @@ def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
 def _rewards(plan: Plan) -> Iterator[Reason]:
     if not plan.rewards and all(stage.needs.reward == "none" for stage in plan.stages):
         yield from _without_rewards(plan)
-    elif not plan.rewards:
+    elif not plan.rewards and all(stage.environment is None for stage in plan.stages):
         yield Reason(key="reward", text="no reward was chosen; add one, such as `+reward@reward.shapes=shapes`.")
     scored = {key for stage in plan.stages for key in stage.rewards}
     for key, choice in plan.rewards.items():

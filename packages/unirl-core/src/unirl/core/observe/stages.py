@@ -17,8 +17,8 @@ TEXT = ("temperature", "top_p", "top_k", "max_new_tokens")
 
 
 def stage_facts(plan: Plan) -> list[dict[str, Any]]:
-    """Facts of each stage, parents first: names of its parts, with None for a missing `parent` or `algorithm`, and its
-    samples per row of the parent or per prompt."""
+    """Facts of each stage, parents first: names of its parts, with None for a missing `parent`, `environment` or
+    `algorithm`, and its samples per row of the parent or per prompt."""
     return [
         {
             "name": stage.name,
@@ -28,6 +28,7 @@ def stage_facts(plan: Plan) -> list[dict[str, Any]]:
             "learner": stage.learner.name,
             "model": stage.model.name,
             "engine": stage.engine.name,
+            "environment": None if stage.environment is None else stage.environment.name,
             "algorithm": None if stage.algorithm is None else stage.algorithm.name,
             "rewards": list(stage.rewards),
             "credit": stage.settings.credit,

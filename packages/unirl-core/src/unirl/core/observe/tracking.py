@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from ..errors import RunFailed
 from ..roles import RunInfo, Tracker
 from ..types.event import Event
+from .caption import transcript
 from .events import EventStream
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ def _first(track: Track, parent: Track | None) -> Track:
     # What is trained on may be large, and lie in other processes.
     light = dataclasses.replace(track, segment=None, conditions={}, media=None).select(rows)
     media = cast("Media", track.media).select(rows)
+    if light.turns is not None:
+        media = dataclasses.replace(media, values=tuple(transcript(turns) for turns in light.turns))
     return dataclasses.replace(light, media=media.mapped(lambda array: array.detach().cpu()))
 
 

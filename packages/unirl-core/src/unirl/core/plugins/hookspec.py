@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         AlgorithmSpec,
         BackendSpec,
         EngineSpec,
+        EnvironmentSpec,
         LauncherSpec,
         ModelSpec,
         RewardSpec,
@@ -57,6 +58,11 @@ class HookSpecs:
     @hookspec
     def unirl_rewards(self) -> Iterable[RewardSpec]:
         """The rewards that this plugin provides."""
+        raise NotImplementedError
+
+    @hookspec
+    def unirl_environments(self) -> Iterable[EnvironmentSpec]:
+        """The environments that this plugin provides."""
         raise NotImplementedError
 
     @hookspec

@@ -28,7 +28,7 @@ REQUIRED = ("model", "engine", "backend", "algorithm", "sampling")
 """Sections without which there is no plan."""
 NAMED = ("reward", "tracker")
 """Sections that hold any number of parts, each under its own name."""
-EITHER = ("model", "backend", "engine", "algorithm", "sampling")
+EITHER = ("model", "backend", "engine", "algorithm", "sampling", "environment")
 """Sections that hold one part, or several by the name of a model or a stage."""
 HYDRA_KEYS = ("hydra.searchpath", "hydra.sweep.dir")
 """Hydra's own settings that have an effect here."""
@@ -49,8 +49,8 @@ def switched_off(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """The overrides with every `=null` that removes a part, and every new stage, in Hydra's syntax; and the sections
     that become empty.
 
-    `tracker=null` removes every tracker, `tracker.report=null` and `reward.light=null` one part, `eval=null` the
-    held-out data.
+    `tracker=null` removes every tracker, `tracker.report=null`, `reward.light=null` and `environment=null` one part,
+    `eval=null` the held-out data.
     """
     kept: list[str] = []
     emptied: list[str] = []
@@ -60,6 +60,10 @@ def switched_off(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
         if value != "null":
             kept.append(_nested(override))
         elif key == "tracker":
+            emptied.append(key)
+        elif key == "environment":
+            kept.append(f"~{key}")
+            # A file may have settings of it.
             emptied.append(key)
         elif section in NAMED and name and "." not in name:
             kept.append(f"~{key}")
@@ -136,7 +140,7 @@ def check_keys(config: DictConfig, slots: Mapping[str, Slot]) -> None:
     """Refuse keys that are not fields of their dataclass (`+key=` can add them), sections without a chosen part, and
     values in place of sections."""
     for group in (*NAMED, *EITHER):
-        for key in () if group in slots else cast(DictConfig, config[group]):
+        for key in () if group in slots else cast(DictConfig, config[group] or {}):
             if f"{group}.{key}" not in slots:
                 raise RecipeError(
                     f"{group}.{key}: has settings, but no {group} is chosen for it; add "

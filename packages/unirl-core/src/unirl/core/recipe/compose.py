@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ..specs.config import PartConfig, RecipeConfig
-from ..specs.plan import Choice, LeftOut, Origin, Plan, leaves, plan_hash
+from ..specs.plan import PER_STAGE, Choice, LeftOut, Origin, Plan, leaves, plan_hash
 from ..specs.spec import AlgorithmSpec, Kind, Spec
 from ..types.sampling import SamplingConfig
 from .assets import asset, by_name_only
@@ -158,7 +158,7 @@ def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
     transport = choice("transport", filled.transport) if filled.transport is not None else None
     result = trace(composed.layers)
     try:
-        parts = {group: chosen(group, getattr(filled, group)) for group in ("model", "backend", "engine", "algorithm")}
+        parts = {group: chosen(group, getattr(filled, group)) for group in PER_STAGE}
         stages = stages_of(filled, parts, rewards)
     except OmegaConfBaseException as error:
         origin = origin_below(str(error.full_key), result)

@@ -126,6 +126,8 @@ def _unknown_key(error: OmegaConfBaseException, *, where: str, catalog: Catalog)
             f"{full}: no {section} of this name is chosen{did_you_mean(key, known) or '.'} "
             f"There are: {', '.join(known) or 'none'}; add one with `+{section}@{section}.{key}=NAME`{where}."
         )
+    elif section == "environment":
+        return RecipeError(f"{full}: no environment is chosen; add one with +environment=NAME{where}.")
     else:
         return RecipeError(f"{full}: not set by the recipe; add a new key with a plus: `+{full}=...`{where}.")
     hint = did_you_mean(key, known)

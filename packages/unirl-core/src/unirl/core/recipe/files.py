@@ -14,7 +14,18 @@ from .assets import package_folder
 
 __all__ = ["PART_GROUPS", "RecipeFile", "RecipeRoot", "find_recipe", "list_recipes", "recipe_roots"]
 
-PART_GROUPS = ("model", "engine", "backend", "algorithm", "sampling", "reward", "tracker", "launcher", "transport")
+PART_GROUPS = (
+    "model",
+    "engine",
+    "backend",
+    "algorithm",
+    "sampling",
+    "reward",
+    "environment",
+    "tracker",
+    "launcher",
+    "transport",
+)
 """Sections whose part is chosen by name. Files in folders of these names are options of them, not recipes."""
 
 

@@ -24,15 +24,20 @@ T = TypeVar("T")
 def stages_of(recipe: RecipeConfig, parts: Mapping[str, Chosen], rewards: Chosen) -> tuple[Stage, ...]:
     """The stages of a recipe, parents first. Without a section `stages` they are the tracks of its one model.
 
-    parts: `model`, `backend`, `engine`, `algorithm` -> its parts by name; one that is the section itself is "".
+    parts: each kind of `PER_STAGE` -> its parts by name; one that is the section itself is "".
     Raises RecipeError for names that fit nothing and for sections that leave a stage open; OmegaConf's errors for
     values that do not fit the sections they are laid over.
     """
     learners = _learners(parts["model"], parts["backend"])
     settings = _in_order(_settings(recipe, learners))
     sampling, evaluation = _sampling(recipe.sampling, settings), _evaluation(recipe.eval.sampling, settings)
-    for group in ("engine", "algorithm"):
-        _check_names(group, parts[group], settings)
+    environments = parts.get("environment", {})
+    for group, chosen in (
+        ("engine", parts["engine"]),
+        ("environment", environments),
+        ("algorithm", parts["algorithm"]),
+    ):
+        _check_names(group, chosen, settings)
     stages: list[Stage] = []
     for name, own in settings.items():
         learner = learners[own.model]
@@ -54,6 +59,7 @@ def stages_of(recipe: RecipeConfig, parts: Mapping[str, Chosen], rewards: Chosen
                 learner=learner,
                 track=track,
                 engine=engine,
+                environment=environments.get(name, environments.get("")),
                 algorithm=parts["algorithm"].get(name, common),
                 sampling=sampling[name],
                 advantage=_laid_over(recipe.advantage, own.advantage, key=f"stages.{name}.advantage"),

@@ -8,6 +8,7 @@ that is called on it works without.
 """
 
 from .engine import Engine, WeightReceipt, WeightUpdate
+from .environment import Environment, EpisodeFailed, Observation
 from .model import (
     DiffusionModel,
     DivergenceKind,
@@ -41,6 +42,8 @@ __all__ = [
     "DiffusionModel",
     "DivergenceKind",
     "Engine",
+    "Environment",
+    "EpisodeFailed",
     "Forward",
     "GradientScore",
     "Job",
@@ -48,6 +51,7 @@ __all__ = [
     "Losses",
     "Metric",
     "Model",
+    "Observation",
     "OutputHead",
     "PieceLike",
     "Policy",

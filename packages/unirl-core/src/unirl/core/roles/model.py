@@ -212,6 +212,17 @@ class TextModel(Model, Protocol):
     def texts(self, tokens: Sequence[Array]) -> list[str]:
         """Each sample's tokens [L] as text, without special tokens."""
 
+    def observation_tokens(
+        self, texts: Sequence[str], *, after: Sequence[Array], role: str, sampling: TextSamplingConfig
+    ) -> list[Array]:
+        """With the capability `observations`: tokens [L] int64 on the CPU, L >= 1, that put each text behind a
+        completion as the next message of the conversation, and begin the completion that follows: as the chat template
+        writes them, the end of the completion included where it has none; with `sampling.chat` off the text alone.
+
+        after: tokens [L] int64 of those completions.  role: of the message, `user` or `tool`.
+        """
+        raise absent(f"model {self.spec.name!r}", self, "observation_tokens", "with the capability 'observations'")
+
     def completion_length(self, *, sampling: TextSamplingConfig) -> int | None:
         """Tokens of every completion where the model fixes them, such as those of an image's grid; None where stop
         tokens end it. Asked of text tracks with a medium in `ModelSpec.media`."""

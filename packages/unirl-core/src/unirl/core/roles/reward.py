@@ -33,7 +33,7 @@ class ScoreInput(Batch):
     status: tuple[Status, ...] | None = rows(default=None)
     """Finish reason of each sample; a completion cut off by the length limit is `TRUNCATED`."""
     lengths: tuple[int, ...] | None = rows(default=None)
-    """Generated tokens of each text."""
+    """Sampled tokens of each text; of an episode those of all its answers."""
 
     def __post_init__(self) -> None:
         self._check_rows()

@@ -84,6 +84,8 @@ class Cap(StrEnum):
     """Has a decoder of tokens."""
     LORA = "lora", "model"
     """Names the layers that LoRA adapts."""
+    OBSERVATIONS = "observations", "model"
+    """Puts the text of an environment after a completion, as the next turn of a conversation."""
     # Backends.
     TRAIN_LORA = "train-lora", "backend"
     """Trains LoRA adapters."""

@@ -22,6 +22,7 @@ __all__ = [
     "AdvantageConfig",
     "BackendConfig",
     "DataConfig",
+    "EnvironmentConfig",
     "EvalConfig",
     "GateConfig",
     "LauncherConfig",
@@ -138,6 +139,33 @@ class RewardConfig(PartConfig):
 
 
 @dataclass
+class EnvironmentConfig(PartConfig):
+    """Base class of every environment's config. The return of an episode is the sum of discount^t x reward_t over its
+    turns t, from 0."""
+
+    rounding_only: ClassVar[tuple[str, ...]] = ("timeout_s",)
+    max_turns: int = limit(8, least=1, most=10**4)
+    """Most answers of an episode. One that the environment has not ended by then has the status TRUNCATED."""
+    max_tokens: int = limit(0, least=0, most=10**7)
+    """Most tokens of an episode after its prompt, answers and observations; an episode that reaches them has the status
+    TRUNCATED. Each answer is limited by `sampling.max_new_tokens` besides. 0 sets no limit."""
+    discount: float = limit(1.0, least=0, most=1)
+    """Discount of the rewards of later turns; 1 weighs all turns alike."""
+    weight: float = limit(1.0, least=-1e9, most=1e9)
+    """Weight of the return in the combined reward, beside those of `reward`."""
+    role: str = one_of("user", "tool", default="user")
+    """Role of the environment in the chat template."""
+    same_start: bool = True
+    """Give all samples of a group the same seed, so that their episodes start alike and can be compared."""
+    timeout_s: float = limit(60.0, above=0, most=10**6)
+    """Most seconds of a call of the environment, which is one turn of all episodes; a longer one ends the run."""
+
+    def required_metadata(self) -> Sequence[str]:
+        """Metadata keys that every prompt must have with these settings, besides those of the spec."""
+        return ()
+
+
+@dataclass
 class BackendConfig(PartConfig):
     """Base class of every backend's config: the trainable parameters, and AdamW's settings."""
 
@@ -199,6 +227,7 @@ class LauncherConfig(PartConfig):
 
 CONFIG_BASES: Mapping[str, type[PartConfig]] = {
     "reward": RewardConfig,
+    "environment": EnvironmentConfig,
     "backend": BackendConfig,
     "launcher": LauncherConfig,
 }
@@ -428,6 +457,8 @@ class RecipeConfig:
     """The training backend: optimizer, sharding, checkpoints."""
     algorithm: Any = None
     """The RL algorithm and its loss."""
+    environment: Any = None
+    """The environment that a text track talks with; optional."""
     stages: dict[str, StageConfig] = field(default_factory=lambda: dict[str, StageConfig]())
     """Tracks of a rollout by name, where several models or stages work together; by default those of the model."""
     launcher: Any = None

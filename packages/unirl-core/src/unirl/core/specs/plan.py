@@ -20,6 +20,7 @@ from .config import (
     AdvantageConfig,
     BackendConfig,
     DataConfig,
+    EnvironmentConfig,
     EvalConfig,
     PartConfig,
     RewardConfig,
@@ -31,6 +32,7 @@ from .spec import (
     AlgorithmSpec,
     BackendSpec,
     EngineSpec,
+    EnvironmentSpec,
     LauncherSpec,
     ModelSpec,
     RewardSpec,
@@ -40,6 +42,8 @@ from .spec import (
 )
 
 __all__ = [
+    "PER_STAGE",
+    "RETURN",
     "Choice",
     "Learner",
     "LeftOut",
@@ -79,6 +83,12 @@ NOT_HASHED = (
     "transport",
 )
 """Keys that change results by rounding at most, as `PartConfig.rounding_only` does; a resumed run may change them."""
+
+
+RETURN = "environment"
+"""Name under which the return of episodes is among the rewards of a track."""
+PER_STAGE = ("model", "backend", "engine", "environment", "algorithm")
+"""Kinds of part that each stage has one of, in the order in which they are built."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +191,8 @@ class Stage:
     """As the recipe gives them."""
     rewards: tuple[str, ...] = ()
     """Keys of the rewards that score it."""
+    environment: Choice[EnvironmentSpec, EnvironmentConfig] | None = None
+    """What answers its texts, turn by turn."""
     teacher: Learner | None = None
     """The model that is the reference policy of its algorithm; None is the initial weights."""
     eval_sampling: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
@@ -254,7 +266,7 @@ class Stage:
     @property
     def parts(self) -> dict[str, Choice[Spec, PartConfig]]:
         """Kind -> the part of this stage, in the order in which they are built."""
-        parts = {"model": self.model, "backend": self.backend, "engine": self.engine, "algorithm": self.algorithm}
+        parts = {kind: getattr(self, kind) for kind in PER_STAGE}
         return {kind: choice for kind, choice in parts.items() if choice is not None}
 
 
@@ -296,8 +308,9 @@ class Plan:
         keys = "|".join(map(re.escape, (*NOT_HASHED, *own)))
         left_out = re.compile(rf"(stages\.[^.]+\.(?=train\.))?({keys})(\.|$)")
         values = leaves(self.resolved if resolved is None else resolved)
-        # A section whose overrides are all left out counts as empty.
-        return {path: value for path, value in values.items() if value != {} and not left_out.match(path)}
+        # A section whose overrides are all left out counts as empty, and no environment as in plans without the key.
+        values = {path: value for path, value in values.items() if value != {} and not left_out.match(path)}
+        return {path: value for path, value in values.items() if (path, value) != ("environment", None)}
 
     @property
     def trained(self) -> list[Stage]:
@@ -360,7 +373,7 @@ class Plan:
         """Every part once, in the order in which they are built."""
         parts = [stage.parts for stage in self.stages]
         chosen: list[Choice[Spec, PartConfig]] = [
-            *(part[kind] for kind in ("model", "backend", "engine", "algorithm") for part in parts if kind in part),
+            *(part[kind] for kind in PER_STAGE for part in parts if kind in part),
             *(stage.teacher.model for stage in self.stages if stage.teacher is not None),
             *self.rewards.values(),
             *self.trackers.values(),

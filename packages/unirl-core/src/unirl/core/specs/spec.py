@@ -24,6 +24,8 @@ __all__ = [
     "AlgorithmSpec",
     "BackendSpec",
     "EngineSpec",
+    "EnvironmentExample",
+    "EnvironmentSpec",
     "Gap",
     "Kind",
     "LauncherSpec",
@@ -49,7 +51,7 @@ MODEL_PARTS: frozenset[ModelPart] = frozenset(get_args(ModelPart))
 NamesInModule: TypeAlias = tuple[str, ...] | str
 """Names, or `"module:function"` of a function that finds them in the trainable module, as a checkpoint has it. Read it
 through `unirl.core.specs.facts.names_in`."""
-Kind = Literal["model", "engine", "backend", "algorithm", "reward", "tracker", "launcher", "transport"]
+Kind = Literal["model", "engine", "backend", "algorithm", "reward", "environment", "tracker", "launcher", "transport"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -312,6 +314,28 @@ class RewardSpec(Spec):
     """`"module:function"` that writes a checkpoint of random weights for conformance, `write(folder, *, seed) ->
     Mapping[str, Any]`, and returns the settings that load it, by dotted config key. Empty for a reward without
     weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentExample:
+    """An episode that an environment can run, for conformance."""
+
+    prompt: str = ""
+    """Prompt of the episode."""
+    metadata: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Metadata of the prompt: every key of the spec's `metadata`."""
+    answers: tuple[str, ...]
+    """Answers of the model, one a turn. The last one ends the episode, none before it does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSpec(Spec):
+    kind: ClassVar[Kind] = "environment"
+
+    examples: tuple[EnvironmentExample, ...]
+    """Episodes that it can run."""
+    metadata: tuple[str, ...] = ()
+    """Metadata keys that every prompt must have."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 from ..errors import BatchError
 from .array import Array, Ragged
 from .batch import Batch, join, rows, rows_by_group, shared, take
-from .inputs import Inputs
+from .inputs import Inputs, Turn
 from .media import Media
 
 __all__ = ["Conditions", "LatentSegment", "Sampler", "Status", "TextSegment", "Track"]
@@ -261,6 +261,11 @@ class TextSegment(Batch):
         return tuple(int(tokens.shape[0]) for tokens in self.tokens)
 
     @property
+    def sampled_lengths(self) -> tuple[int, ...]:
+        """Tokens of each sample without those that `mask` leaves out."""
+        return self.lengths if self.mask is None else tuple(int(row.sum()) for row in self.mask)
+
+    @property
     def total_lengths(self) -> tuple[int, ...]:
         """Tokens of each sample including its prompt, the cost of a forward pass."""
         prompts = (int(prompt.shape[0]) for prompt in self.prompt_tokens)
@@ -294,6 +299,9 @@ class Track(Batch):
     segment: LatentSegment | TextSegment | None = rows(default=None)
     media: Media | None = rows(default=None)
     """Decoded samples; None where they are not decoded."""
+    turns: tuple[tuple[Turn, ...], ...] | None = rows(default=None)
+    """Of episodes with an environment: the answers under the name of the stage and the texts of the environment under
+    `environment`, in their order. `media` then has the last answers."""
     rewards: Array | None = rows(default=None)
     """[N] fp32, the combined reward. NaN, at weight 0, for a sample that a reward could not score."""
     reward_parts: Mapping[str, Array] = rows(default_factory=lambda: dict[str, Array]())

@@ -33,6 +33,10 @@ from .token_scores import trunk_of
 __all__ = ["CausalLmModel", "packed_offsets"]
 
 
+_ANSWER = "unirl-completion"
+"""Stands for a completion in the chat template."""
+
+
 def _positions(config: Any) -> int:
     """Most tokens of a text; 0 where the checkpoint scales its positions or has none, and so sets no bound."""
     scaling: Any = getattr(config, "rope_parameters", None) or {}
@@ -188,6 +192,35 @@ class CausalLmModel(TextModel):
             for row in tokens
         ]
 
+    def observation_tokens(
+        self, texts: Sequence[str], *, after: Sequence[Tensor], role: str, sampling: TextSamplingConfig
+    ) -> list[Tensor]:
+        """See `unirl.core.roles.TextModel`: what the chat template writes behind a message of the assistant when one of
+        this role follows. Its first token is left out where the completion ends with it.
+
+        Raises RecipeError for a template that has no such role, or leaves the text out.
+        """
+        result: list[Tensor] = []
+        for text, completion in zip(texts, after, strict=True):
+            written = self._observed(text, role, sampling) if sampling.chat else text
+            row: list[int] = self.tokenizer(written, add_special_tokens=False)["input_ids"]
+            self._check_rows(row, f"observation {text[:40]!r}")
+            last = cast("list[int]", cast("Any", completion[-1:]).tolist())
+            row = row[1:] if sampling.chat and last == row[:1] and last[0] in self._stop_tokens else row
+            result.append(torch.tensor(row, dtype=torch.int64))
+        return result
+
+    def _observed(self, text: str, role: str, sampling: TextSamplingConfig) -> str:
+        messages = [("user", "-"), ("assistant", _ANSWER), (role, text)]
+        whole = self._rendered([{"role": by, "content": content} for by, content in messages], sampling)
+        _, answer, behind = whole.partition(_ANSWER)
+        if not answer or text.strip() not in behind:
+            raise RecipeError(
+                f"environment.role: got {role!r}, but the checkpoint's chat template leaves messages of this role or "
+                "of the assistant out. Use another role, or sampling.chat=false."
+            )
+        return behind
+
     def completion_tokens(self, texts: Sequence[str]) -> list[Tensor]:
         """See `unirl.core.roles.TextModel`. The stop token is the tokenizer's end of text, if it is one of the
         checkpoint's stop tokens, as in its chat template; else the first of these."""
@@ -337,10 +370,13 @@ class CausalLmModel(TextModel):
                 f"sampling.thinking: got {sampling.thinking}, but the checkpoint's chat template has no such "
                 "switch (enable_thinking). Leave it unset."
             )
+        return self._rendered([{"role": "user", "content": content}], sampling)
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], sampling: TextSamplingConfig) -> str:
         switch: dict[str, Any] = {} if sampling.thinking is None else {"enable_thinking": sampling.thinking}
         system = [{"role": "system", "content": sampling.system_prompt}] if sampling.system_prompt else []
-        messages = [*system, {"role": "user", "content": content}]
-        return render_chat(self.tokenizer, messages, key="sampling.chat", add_generation_prompt=True, **switch)
+        conversation = [*system, *messages]
+        return render_chat(self.tokenizer, conversation, key="sampling.chat", add_generation_prompt=True, **switch)
 
 
 def packed_offsets(positions: Tensor) -> dict[str, Any]:

@@ -91,13 +91,13 @@ def old_log_prob_tokens(track: Track, forward: Forward, *, replays: bool, keeps_
 
 
 def text_numbers(track: Track) -> dict[str, float]:
-    """Metrics of a whole rollout: mean and maximum completion length in tokens, and the truncated share."""
+    """Metrics of a whole rollout: mean and maximum number of sampled tokens, and the truncated share."""
     counted = [
         row for row, weight in enumerate(cast("list[float]", cast("Any", track.sample_weights).tolist())) if weight > 0
     ]
     if not counted:
         return {}
-    every = track.text.lengths
+    every = track.text.sampled_lengths
     lengths = [every[row] for row in counted]
     stopped = sum(track.status[row] is Status.TRUNCATED for row in counted)
     return {

@@ -98,6 +98,9 @@ def _facts(run: SavedRun, samples: StepSamples, sample: SavedSample) -> Facts:
         texts = TokenTexts.of(run, track.name)
         result |= {
             "text": track.media.texts[row] if track.media is not None and track.media.kind == "text" else None,
+            "turns": None
+            if track.turns is None
+            else [{"by": turn.stage, "text": turn.text} for turn in track.turns[row]],
             "seed": sample_seed(seed=_seed(run), rollout=samples.step, sample_id=sample.name),
             "temperature": segment.temperature,
             "num_prompt_tokens": len(segment.prompt_tokens[row]),

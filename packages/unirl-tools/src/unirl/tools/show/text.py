@@ -130,10 +130,13 @@ def _text(facts: Facts, *, tokens: int) -> Iterator[str]:
     every = facts["tokens"]
     sampled = f"seed {facts['seed']}, temperature {_number(facts['temperature'])}"
     yield from _line("sampled", f"{len(every)} tokens after a prompt of {facts['num_prompt_tokens']}; {sampled}")
-    if facts["text"] is not None:
+    for turn in facts["turns"] or ():
+        yield f"  {printable(turn['by'])}"
+        yield from _block(turn["text"])
+    if facts["text"] is not None and facts["turns"] is None:
         yield "  text"
         yield from _block(facts["text"])
-    log_probs = [token["log_prob"] for token in every if "log_prob" in token]
+    log_probs = [token["log_prob"] for token in every if "log_prob" in token and token["is_trained"]]
     if log_probs:
         which = "recomputed" if "engine_log_prob" in every[0] else "the engine's"
         mean = sum(log_probs) / len(log_probs)

@@ -63,7 +63,7 @@ class Grpo(TokenPolicyLoss, Algorithm):
         """Advantages of the rewards, less the overlong penalty if one is set."""
         config, shaping, numbers = self._config, dict[str, Tensor](), text_numbers(track)
         if config.overlong_buffer:
-            lengths = torch.tensor(track.text.lengths, device=track.sample_weights.device)
+            lengths = torch.tensor(track.text.sampled_lengths, device=track.sample_weights.device)
             penalty = soft_overlong_penalty(lengths, max_tokens=config.max_length, buffer=config.overlong_buffer)
             shaping["overlong"] = config.overlong_penalty * penalty
             counted = mean_over(shaping["overlong"], track.sample_weights)

@@ -116,6 +116,16 @@ class RemoteModel(Model):
         (tokens,) = self._ask("prompt_tokens", inputs, sampling)
         return tokens
 
+    def observation_tokens(
+        self, texts: Sequence[str], *, after: Sequence[Tensor], role: str, sampling: TextSamplingConfig
+    ) -> list[Tensor]:
+        (tokens,) = self._ask("observation_tokens", texts, after, role, sampling)
+        return tokens
+
+    def texts(self, tokens: Sequence[Tensor]) -> list[str]:
+        (texts,) = self._ask("texts", tokens)
+        return texts
+
     def completion_length(self, *, sampling: TextSamplingConfig) -> int | None:
         (length,) = self._ask("completion_length", sampling)
         return length
@@ -401,6 +411,6 @@ def _empty(track: Track) -> Track:
 
 
 def _for_training(track: Track) -> Track:
-    """The track without data no loss reads: media and unused prompts."""
+    """The track without data no loss reads: media, turns and unused prompts."""
     conditions: dict[str, Conditions] = {name: value.compact() for name, value in track.conditions.items()}
-    return dataclasses.replace(track, media=None, conditions=conditions)
+    return dataclasses.replace(track, media=None, turns=None, conditions=conditions)

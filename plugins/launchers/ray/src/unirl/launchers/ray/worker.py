@@ -207,6 +207,15 @@ class Worker:
     def prompt_tokens(self, learner: str, inputs: Inputs, sampling: TextSamplingConfig) -> list[Tensor]:
         return text_model(self.parts.models[learner]).prompt_tokens(inputs, sampling=sampling)
 
+    def observation_tokens(
+        self, learner: str, texts: Sequence[str], after: Sequence[Tensor], role: str, sampling: TextSamplingConfig
+    ) -> list[Tensor]:
+        model = text_model(self.parts.models[learner])
+        return model.observation_tokens(texts, after=after, role=role, sampling=sampling)
+
+    def texts(self, learner: str, tokens: Sequence[Tensor]) -> list[str]:
+        return text_model(self.parts.models[learner]).texts(tokens)
+
     def completion_length(self, learner: str, sampling: TextSamplingConfig) -> int | None:
         return text_model(self.parts.models[learner]).completion_length(sampling=sampling)
 

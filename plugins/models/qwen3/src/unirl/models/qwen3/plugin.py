@@ -8,7 +8,7 @@ from unirl.core.specs.spec import Miniature, ModelSpec
 
 __all__ = ["MOE", "SPEC", "unirl_models"]
 
-_CAPABILITIES = {Cap.TEXT_STAGE, Cap.LORA, Cap.LAZY_BUILD}
+_CAPABILITIES = {Cap.TEXT_STAGE, Cap.LORA, Cap.LAZY_BUILD, Cap.OBSERVATIONS}
 _TARGETS, _BLOCKS = (f"unirl.model_host.module_names:{function}" for function in ("attention_layers", "unsplit_blocks"))
 
 SPEC = ModelSpec(
