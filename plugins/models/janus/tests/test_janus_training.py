@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import small_runs
 from unirl.core.errors import PlanRejected
+from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
@@ -88,3 +89,19 @@ def test_settings_that_cannot_be_are_refused(tiny_folder: Path, word: str, says:
     with pytest.raises(PlanRejected, match=says):
         words = [f"model.path={tiny_folder}", *SMALL, word, *extra]
         train(compose("janus-pro/plan-and-image", words, catalog=catalog), catalog=catalog)
+
+
+def test_an_image_anywhere_above_an_image_is_refused(tiny_folder: Path) -> None:
+    """Also above the text between them: its tokens would continue what the image's sequence does not have."""
+    draft = ("+stages.draft={track: image}", "+sampling@sampling.draft=text", "+engine@engine.draft=trainside")
+    words = [
+        f"model.path={tiny_folder}",
+        *SMALL,
+        *draft,
+        "sampling.draft.max_new_tokens=16",
+        "stages.plan.parent=draft",
+    ]
+    catalog = Catalog.discover()
+    reasons = match(compose("janus-pro/plan-and-image", words, catalog=catalog), catalog=catalog).reasons
+    (reason,) = (one for one in reasons if one.key == "stages.image.parent")
+    assert reason.text.startswith("got 'plan'; expected stages of text alone above it, or none: 'draft' makes images")
