@@ -58,8 +58,8 @@ class UnifiedConfig(PartConfig):
         raise NotImplementedError
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """Checkpoints of another kind, sizes that one does not generate, engines and critics that cannot run it, and
-        stages that would not continue from each other."""
+        """Checkpoints of another kind, sizes that one does not generate, engines that cannot run it, and stages that
+        would not continue from each other."""
         yield from super().problems(plan, stage)
         folder = Path(self.path).expanduser()
         if folder.is_dir():
@@ -78,12 +78,6 @@ class UnifiedConfig(PartConfig):
         if not stage.engine.spec.reads_weights and stage.engine.spec.name not in spec.bridges:
             text = f"got {stage.engine.name!r}, which loads checkpoints itself, and none in the layout of {name!r}. "
             yield Reason(key=stage.engine.key, text=f"{text}Use trainside.")
-        if stage.algorithm is not None and stage.kind == "latent" and stage.needs.critic:
-            text = (
-                f"got {stage.algorithm.name!r}, which trains a critic of denoise steps; backends build one of tokens "
-            )
-            text += f"for model {name!r}, which also writes. Use an algorithm without a critic, such as flow-grpo."
-            yield Reason(key=stage.algorithm.key, text=text)
         if not isinstance(stage.sampling, LatentSamplingConfig) or not folder.is_dir():
             return
         try:
