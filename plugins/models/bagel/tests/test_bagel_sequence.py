@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-from bagel_inputs import given
 from torch import Tensor
+from unified_models import given
 from unirl.core.errors import RecipeError
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs, Turn

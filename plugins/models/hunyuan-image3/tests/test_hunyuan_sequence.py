@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hunyuan_inputs import given
 from torch import Tensor
+from unified_models import given
 from unirl.core.errors import RecipeError
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs, Turn
