@@ -1,5 +1,5 @@
 """Recipes of a writer that thinks before it writes a prompt for a frozen painter, on miniatures of both and on the real
-engines: vLLM and vLLM-Omni."""
+engines: those of vLLM, and those of SGLang."""
 
 from __future__ import annotations
 
@@ -154,11 +154,15 @@ def test_a_killed_engine_of_either_stage_ends_the_run_which_resumes_with_the_sam
         assert steps[step]["image/reward_mean"] == pytest.approx(metrics["image/reward_mean"], rel=1e-2)
 
 
-def test_another_painter_takes_two_steps(factory: PartFactory, tmp_path: Path, noted: Noted) -> None:
-    make("vllm")
-    make("vllm-omni")
+def test_another_painter_takes_two_steps_on_engines_of_sglang(
+    factory: PartFactory, tmp_path: Path, noted: Noted
+) -> None:
+    make("sglang-llm")
+    make("sglang")
     name = "enhancer/qwen3-qwen-image"
-    plan = compose(name, words(name, factory, tmp_path, "run.max_steps=2"), catalog=factory.catalog, directory=ROOT)
+    engines = ("engine@engine.rewrite=sglang-llm", "engine@engine.image=sglang")
+    more = ("run.max_steps=2", *engines)
+    plan = compose(name, words(name, factory, tmp_path, *more), catalog=factory.catalog, directory=ROOT)
     steps = numbers(plan)
     check_curves(steps, upto=2)
     check_fallbacks(noted, steps)
