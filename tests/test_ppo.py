@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import changed
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
@@ -65,6 +67,19 @@ def test_ppo_of_tokens_and_of_denoise_steps_are_refused_on_the_other_kind_of_tra
         plan = compose(recipe, (f"algorithm={algorithm}", "backend.critic.lr=3e-3"), catalog=catalog)
         texts = [str(reason) for reason in match(plan, catalog=catalog).reasons]
         assert any(says in text for text in texts), texts
+
+
+def test_a_critic_of_denoise_steps_is_refused_for_any_model_that_also_writes() -> None:
+    """A backend has one critic for a model: of tokens where there are any."""
+    plan = compose("quickstart-flow-ppo", (), catalog=Catalog.discover())
+    assert match(plan).accepted
+    model = plan.only.model
+    both = dataclasses.replace(model.spec, tracks={**model.spec.tracks, "text": "text"})
+    reasons = match(changed(plan, model=dataclasses.replace(model, spec=both))).reasons
+    (reason,) = (one for one in reasons if one.key == "algorithm")
+    assert reason.text.startswith(
+        "got 'flow-ppo', which trains a critic of denoise steps; backends build one of tokens"
+    )
 
 
 @pytest.mark.slow

@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import ray_clusters
 from small_runs import catalog
+from transformers import AutoTokenizer
+from unirl.core.data.run_data import read_data
 from unirl.core.errors import RecipeError
 from unirl.core.match.match import match
 from unirl.engine_host.program import log_path
 from unirl.engines.vllm.config import VllmConfig
 from unirl.engines.vllm.environment import PRODUCT
+from unirl.loop.build import build_parts
+from unirl.loop.generation import generate_stages
+from unirl.loop.lineage import cut_texts
+from unirl.loop.requests import step_requests
 from unirl.loop.run_plan import with_run_folder
+from unirl.quickstart import checkpoint_path
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -65,6 +73,23 @@ def test_a_stage_may_be_added_on_the_command_line(recipe: Path, words: list[str]
     assert rewrite.train.micro_batch_size == 2 and rewrite.samples == 2, "what the recipe says of others stays"
     origin = plan.origins["stages.sketch.samples"]
     assert origin.source == "command line" and "samples: 3" in origin.detail
+
+
+def test_rewrites_longer_than_the_painter_reads_are_counted_and_reported(recipe: Path, tmp_path: Path) -> None:
+    """T5's tokenizer says how many; the run reports it once."""
+    plan = composed(recipe, "run.max_steps=2", "sampling.image.max_sequence_length=6", f"run.dir={tmp_path / 'run'}")
+    parts = build_parts(plan, catalog=catalog())
+    requests = step_requests(parts, plan, read_data(plan).prompts[:2], step=0)
+    versions = {"rewrite": 0, "image": 0}
+    tracks = generate_stages(parts, plan, requests, versions=versions, during=lambda stage: nullcontext())
+    tokenizer: Any = cast(Any, AutoTokenizer).from_pretrained(checkpoint_path() / "tokenizer_3")
+    texts = tracks["image"].inputs.texts
+    expected = sum(len(tokenizer(text)["input_ids"]) > 6 for text in texts) / len(texts)
+    assert expected > 0 and cut_texts(tracks, plan, parts.models) == {"image/cut_texts": expected}
+    assert all("image/cut_texts" in metrics for metrics in numbers(plan).values())
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    told = [event["text"] for event in events if event["kind"] == "finding" and "max_sequence_length" in event["text"]]
+    assert len(told) == 1 and told[0].startswith("sampling.image.max_sequence_length: ") and "'rewrite'" in told[0]
 
 
 def test_a_typo_in_an_added_stage_is_named(recipe: Path) -> None:

@@ -15,7 +15,7 @@ from unirl.core.data.run_data import read_data
 from unirl.core.errors import BatchError, DataError
 from unirl.core.specs.capability import Cap
 from unirl.core.types.data import MediaRef, Prompt
-from unirl.core.types.inputs import Inputs, distinct
+from unirl.core.types.inputs import Inputs, Turn, distinct
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.loop.requests import build_request
 
@@ -40,6 +40,41 @@ def test_negatives_keep_the_media_of_their_rows_and_are_one_where_there_are_none
     assert distinct(negative) == ([0, 1], [0, 1, 0])
     bare = Inputs.of_texts(["a", "b"]).negative("blurry")
     assert distinct(bare) == ([0], [0, 0])
+
+
+THOUGHT = Turn(stage="think", text="a cat is", tokens=(1, 2))
+WISH = Turn(stage="redraw", text="Make it larger.")
+
+
+def drawing(ref: MediaRef) -> Turn:
+    return Turn(stage="draw", media=(ref,))
+
+
+def continued(*turns: tuple[Turn, ...]) -> Inputs:
+    ids = tuple(f"row {number}" for number in range(len(turns)))
+    media = ((),) * len(turns)
+    return Inputs(ids=ids, prompts=("draw",) * len(turns), texts=("draw",) * len(turns), media=media, turns=turns)
+
+
+def test_negatives_keep_the_images_of_turns_and_drop_their_texts() -> None:
+    negative = continued((THOUGHT, drawing(CAT), WISH), (THOUGHT, WISH), (drawing(DOG),), (WISH,)).negative("blurry")
+    assert negative.turns == ((drawing(CAT),), (), (drawing(DOG),), ())
+    assert negative.texts == ("blurry",) * 4 and negative.media == ((),) * 4
+    # Rows with different images are never one input; those with none are.
+    assert negative.ids == ("row 0", "", "row 2", "")
+    assert distinct(negative) == ([0, 1, 2], [0, 1, 2, 1])
+    # Without any image, as if the model had not continued.
+    bare = continued((THOUGHT,), (WISH,)).negative("")
+    assert bare.turns is None and distinct(bare) == ([0], [0, 0])
+
+
+def test_without_media_the_words_of_others_stay() -> None:
+    """The branch `no-image` of BAGEL's guidance: texts of the user, without the model's thought about the image."""
+    inputs = dataclasses.replace(continued((THOUGHT, drawing(CAT), WISH), (THOUGHT,)), media=((DOG,), (DOG,)))
+    bare = inputs.without_media()
+    assert bare.turns == ((WISH,), ()) and bare.media == ((), ())
+    assert (bare.ids, bare.texts) == (inputs.ids, inputs.texts)
+    assert continued((THOUGHT, drawing(CAT))).without_media().turns is None
 
 
 @pytest.mark.parametrize(

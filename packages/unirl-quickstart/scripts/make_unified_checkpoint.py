@@ -37,10 +37,10 @@ from training import flow_matching_loss, minimize, train_vae
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs, Turn
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
-from unirl.models.bagel.checkpoint import CONFIG, LANGUAGE, VAE, VISION, WEIGHTS
+from unirl.models.bagel.checkpoint import CONFIG, LANGUAGE, VAE, VISION, WEIGHTS, Sizes
 from unirl.models.bagel.config import BagelConfig
 from unirl.models.bagel.model import BagelModel, build
-from unirl.models.bagel.module import Bagel, Sizes
+from unirl.models.bagel.module import Bagel
 from unirl.models.bagel.vae import new_vae, published_name
 from unirl.models.bagel.vision import Vision, vision_config
 from unirl.numerics.tokens.batches import pad_batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,28 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_its_path(
     breaks(folder)
     with pytest.raises(RecipeError, match=rf"^model\.path: (.|\n)*{message}"):
         build(BagelConfig(path=str(folder)), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "message"),
+    [
+        (
+            lambda folder: (folder / "vit_config.json").unlink(),
+            r"lacks vit_config\.json, expected the published layout",
+        ),
+        (lambda folder: edit(folder / "config.json", interpolate_pos=True), "interpolate_pos of config.json is true"),
+        (lambda folder: (folder / "llm_config.json").write_text("{"), "llm_config.json"),
+    ],
+)
+def test_a_folder_of_another_kind_is_refused_before_anything_is_loaded(
+    tiny_folder: Path, tmp_path: Path, breaks: Callable[[Path], Any], message: str
+) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny_folder, folder)
+    assert list(BagelConfig(path=str(folder)).problems(None, None)) == []
+    breaks(folder)
+    (reason,) = BagelConfig(path=str(folder)).problems(None, None)
+    assert reason.key == ".path" and re.search(message, reason.text)
 
 
 def test_norms_and_the_output_projection_are_as_published_whatever_llm_config_says(

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from bagel_inputs import given
 from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 from PIL import Image
 from plain_bagel import PlainBagel
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import SiglipVisionConfig, SiglipVisionModel
+from unified_models import given
 from unirl.core.errors import BatchError
 from unirl.core.types.data import MediaRef
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig

@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 import torch
-from bagel_inputs import given
 from torch import Tensor
+from unified_models import given
 from unirl.core.errors import RecipeError
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs, Turn
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.models.bagel.model import BagelModel
+from unirl.numerics.diffusion.guidance import make_guidance
 from unirl.numerics.tokens.batches import pad_batch
 
 IMAGE = LatentSamplingConfig(num_inference_steps=4, height=32, width=32)
@@ -111,6 +112,27 @@ def test_the_negative_branch_has_the_images_alone(model: BagelModel, media: list
     expected = model.encode(given(("",), (media[0],)), sampling=IMAGE)
     assert torch.equal(negative["tokens"][0], expected["tokens"][0]) and len(negative["latents"][0]) == 20
     assert not len(model.encode(continued(model, ()).negative(""), sampling=IMAGE)["tokens"][0])
+    # A drawing that the sample continues from is an image like another.
+    drawn = continued(model, (), turn, Turn(stage="draft", media=media[0]), Turn(stage="revise", text="larger"))
+    result = model.encode(drawn.negative(""), sampling=IMAGE)
+    for name in expected:
+        assert torch.equal(result[name][0], expected[name][0])
+
+
+def test_the_branch_without_images_has_the_words_of_the_user(
+    model: BagelModel, media: list[tuple[MediaRef, ...]]
+) -> None:
+    """As BAGEL's inference code, whose context without images has every text but the thought."""
+    turns = (
+        Turn(stage="plan", tokens=SAMPLED),
+        Turn(stage="draft", media=media[0]),
+        Turn(stage="revise", text="larger"),
+    )
+    inputs = continued(model, media[0], *turns)
+    bare = make_guidance("text-image", scale=4.0, image_scale=1.5).inputs("no-image", inputs, negative_prompt="")
+    prompt, wish = (model.encode(given((text,)), sampling=IMAGE)["tokens"][0] for text in ("a ring", "larger"))
+    result = model.encode(bare, sampling=IMAGE)
+    assert torch.equal(result["tokens"][0], torch.cat([prompt, wish])) and not len(result["latents"][0])
 
 
 def test_questions_may_show_features_alone(model: BagelModel, media: list[tuple[MediaRef, ...]]) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-import small_runs
+from unified_models import Steps, check_equal_steps, check_joint_steps, image_alone, run, short, write_edits
 from unirl.core.errors import PlanRejected
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
@@ -17,81 +14,48 @@ from unirl.models.bagel import tiny
 
 pytestmark = pytest.mark.slow
 
-SMALL = [
-    "data.train=prompts.jsonl", "run.max_steps=2", "run.media_every=0", "run.threads=1", "model.dtype=float32",
-    "model.vision_dtype=float32", "data.prompts_per_step=2", "stages.plan.samples=2", "stages.image.samples=2",
-    "sampling.plan.max_new_tokens=4", "sampling.image.height=32", "sampling.image.width=48",
+SMALL = short(
+    "plan", "model.vision_dtype=float32", "sampling.image.height=32", "sampling.image.width=48",
     "sampling.image.num_inference_steps=4", "sampling.image.sde={mode: fraction, last: 0.5}",
-    "backend.mixed_precision=none", "backend.activation_checkpointing=false", "eval.every=0",
-]  # fmt: skip
-"""The recipe on a miniature, in fp32. A micro-batch of two rows; two updates on a rollout."""
-
-
-def run(folder: Path, checkpoint: Path, *words: str, recipe: str = "bagel/unigrpo") -> list[Mapping[str, Any]]:
-    """Metrics of each step. Prompts of one text: one with an image, one with two, of other sizes."""
-    rows = [
-        {
-            "prompt": "make it red",
-            "media": [{"modality": "image", "role": "source", "uri": Path(ref.uri).name} for ref in refs],
-        }
-        for refs in (tiny.media(folder, number=number) for number in (0, 2))
-    ]
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    result = small_runs.run(folder / "out", f"model.path={checkpoint}", *words, recipe=recipe, small=())
-    return list(small_runs.steps(result.folder).values())
+)  # fmt: skip
+"""The recipe on a miniature. A micro-batch of two rows; two updates on a rollout."""
+UNIGRPO = "bagel/unigrpo"
 
 
 @pytest.fixture(scope="module")
-def plain(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Mapping[str, Any]]:
+def plain(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Steps:
     folder = tmp_path_factory.mktemp("plain")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        return run(folder, tiny_folder, *SMALL, "backend.trains=full")
+    words = [*SMALL, write_edits(folder, tiny.media), "backend.trains=full"]
+    return run(folder, tiny_folder, *words, recipe=UNIGRPO)
 
 
-def test_a_plan_and_its_image_train_in_one_step_at_ratio_1(plain: list[Mapping[str, Any]]) -> None:
-    """From source images of different sizes. The first ratio is that of two forwards of the same batch: exactly 1. The
-    rollout had other batches, and a cache: rounding of a forward, in log-probs of some nats."""
-    assert len(plain) == 2
-    for step in plain:
-        for track in ("plan", "image"):
-            assert step[f"{track}/ratio_max_dev_first"] == 0
-            assert step[f"{track}/logp_mismatch_max"] <= 1e-5
-            assert step[f"{track}/grad_norm"] > 0 and step[f"{track}/ratio_max_dev"] > 0
+def test_a_plan_and_its_image_train_in_one_step_at_ratio_1(plain: Steps) -> None:
+    """From source images of different sizes."""
+    check_joint_steps(plain, "plan", "image", mismatch=1e-5)
+    assert all(step[f"{track}/ratio_max_dev"] > 0 for step in plain for track in ("plan", "image"))
 
 
-def test_a_sharded_model_trains_as_a_plain_one(
-    plain: list[Mapping[str, Any]], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sharded_model_trains_as_a_plain_one(plain: Steps, tiny_folder: Path, tmp_path: Path) -> None:
     """FSDP gathers the weights of the root in its forward alone: whatever went past it would fail here."""
-    monkeypatch.chdir(tmp_path)
-    sharded = run(tmp_path, tiny_folder, *SMALL, "backend.trains=full", "backend.shard=always")
-    for mine, its in zip(sharded, plain, strict=True):
-        # The same operations on the same numbers.
-        assert {name: value for name, value in mine.items() if not name.startswith("perf/")} == {
-            name: value for name, value in its.items() if not name.startswith("perf/")
-        }
+    words = [*SMALL, write_edits(tmp_path, tiny.media), "backend.trains=full", "backend.shard=always"]
+    check_equal_steps(run(tmp_path, tiny_folder, *words, recipe=UNIGRPO), plain)
 
 
-def test_images_alone_train_with_adapters_and_are_guided_by_text_and_sources(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = [word for word in SMALL if "plan" not in word and not word.startswith("stages.")]
-    words = [word.replace("sampling.image.", "sampling.") for word in words]
+def test_images_alone_train_with_adapters_and_are_guided_by_text_and_sources(tiny_folder: Path, tmp_path: Path) -> None:
+    words = [*image_alone(SMALL), write_edits(tmp_path, tiny.media), "data.samples_per_prompt=3"]
     guided = [
         "guidance_scale=4",
         "guidance_mode=text-image",
         "guidance_options.image_scale=1.5",
         "guidance_options.low=0.4",
     ]
-    words += [f"++sampling.{word}" for word in guided] + ["data.samples_per_prompt=3"]
+    words += [f"++sampling.{word}" for word in guided]
     for step in run(tmp_path, tiny_folder, *words, recipe="bagel/flow-grpo"):
         assert step["logp_mismatch_max"] <= 1e-5 and step["grad_norm"] > 0
 
 
 def test_stages_whose_sequences_begin_differently_are_refused(tiny_folder: Path) -> None:
-    words = [f"model.path={tiny_folder}", *SMALL, "sampling.plan.system_prompt=other"]
+    words = [f"model.path={tiny_folder}", "data.train=p.jsonl", *SMALL, "sampling.plan.system_prompt=other"]
     catalog = Catalog.discover()
     with pytest.raises(PlanRejected, match=r"sampling\.image\.options\.system_prompt: got 'Plan .*, expected 'other'"):
         train(compose("bagel/unigrpo", words, catalog=catalog), catalog=catalog)

@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from miniatures import folder_of, model_of
 from tiny_pipelines.families import FAMILIES, write
 from tiny_pipelines.small_images import small_images
 from unirl.models.diffusers import tiny
@@ -25,16 +26,8 @@ def _small_images_and_no_torchvision() -> Any:
         yield
 
 
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("diffusers") / "tiny"
-    tiny.write(folder, seed=0)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def model(tiny_folder: Path) -> DiffusersModel:
-    return build(DiffusersConfig(path=str(tiny_folder)), device="cpu")
+tiny_folder = folder_of("diffusers", tiny.write)
+model = model_of(build, DiffusersConfig)
 
 
 @pytest.fixture(scope="session")

@@ -1,34 +1,16 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from diffusers import Flux2KleinPipeline
+from miniatures import folder_of, model_of, pipeline_of
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.flux2_klein import tiny
 from unirl.models.flux2_klein.config import Flux2KleinConfig
-from unirl.models.flux2_klein.model import Flux2KleinModel, build
+from unirl.models.flux2_klein.model import build
 
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("flux2-klein") / "tiny"
-    tiny.write(folder, seed=0)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def model(tiny_folder: Path) -> Flux2KleinModel:
-    return build(Flux2KleinConfig(path=str(tiny_folder)), device="cpu")
-
-
-@pytest.fixture(scope="session")
-def pipeline(model: Flux2KleinModel) -> Flux2KleinPipeline:
-    """diffusers' pipeline on the model's own components: a convolution's last bit depends on where its weights lie in
-    memory. Conformance compares with a pipeline that was loaded apart from the model."""
-    result = Flux2KleinPipeline(**model.pipeline.components)
-    result.set_progress_bar_config(disable=True)
-    return result
+tiny_folder = folder_of("flux2-klein", tiny.write)
+model = model_of(build, Flux2KleinConfig)
+pipeline = pipeline_of(Flux2KleinPipeline)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,29 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_its_path(
     breaks(folder)
     with pytest.raises(RecipeError, match=rf"^model\.path: (.|\n)*{message}"):
         build(HunyuanImageConfig(path=str(folder)), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), r"lacks config\.json, expected the published layout"),
+        (
+            edit(cfg_distilled=True),
+            r"cfg_distilled is true: the checkpoint is distilled .* Choose another checkpoint\.",
+        ),
+        (edit(moe_topk=5), "moe_topk is 5"),
+        (lambda folder: (folder / "config.json").write_text("{}"), r"lacks '.*', expected that of 'tencent/Hunyuan"),
+    ],
+)
+def test_a_folder_of_another_kind_is_refused_before_anything_is_loaded(
+    tiny_folder: Path, tmp_path: Path, breaks: Callable[[Path], Any], message: str
+) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny_folder, folder)
+    assert list(HunyuanImageConfig(path=str(folder)).problems(None, None)) == []
+    breaks(folder)
+    (reason,) = HunyuanImageConfig(path=str(folder)).problems(None, None)
+    assert reason.key == ".path" and re.search(message, reason.text)
 
 
 def test_a_pooling_head_of_the_vit_is_left_alone(tiny_folder: Path, tmp_path: Path) -> None:

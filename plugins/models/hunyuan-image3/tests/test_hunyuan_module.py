@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hunyuan_inputs import given
 from PIL import Image
 from plain_hunyuan import PlainHunyuan
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Siglip2VisionConfig, Siglip2VisionModel
+from unified_models import given
 from unirl.core.errors import BatchError
 from unirl.core.types.data import MediaRef
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hunyuan_inputs import given
 from torch import Tensor
+from unified_models import given
 from unirl.core.errors import RecipeError
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs, Turn
@@ -174,6 +174,11 @@ def test_the_negative_branch_has_the_images_and_tokens_for_no_text(
     assert tokens == image_tokens(model, given(("",), (media[0],)), cfg_tokens=5)
     assert tokens.count(model.marks.cfg) == 5 and tokens.count(model.stand.latent) == 12
     assert image_tokens(model, negative).count(model.marks.cfg) == 32
+    # A drawing that the sample continues from stays, the words around it do not.
+    turns = (Turn(stage="draft", media=media[0]), Turn(stage="revise", text="larger"))
+    assert image_tokens(model, continued((), *turns).negative(""), cfg_tokens=5) == image_tokens(
+        model, dataclasses.replace(continued((), turns[0]), texts=("",)), cfg_tokens=5
+    )
     # A negative prompt of the user is a text like another.
     assert image_tokens(model, negative.negative("blurry")) == image_tokens(model, given(("blurry",), (media[0],)))
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 import torch
-from hunyuan_inputs import given
 from torch import Tensor
+from unified_models import given
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.types.data import MediaRef
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig

@@ -6,25 +6,15 @@ from typing import Any
 
 import pytest
 from diffusers import HunyuanVideo15ImageToVideoPipeline, HunyuanVideo15Pipeline
+from miniatures import folder_of, on_its_components
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.hunyuan_video15 import image, model, tiny
 from unirl.models.hunyuan_video15.config import HunyuanVideo15Config, HunyuanVideo15ImageConfig
 from unirl.models.hunyuan_video15.image import HunyuanVideo15ImageModel
 from unirl.models.hunyuan_video15.model import HunyuanVideo15Model
 
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hunyuan-video15") / "tiny"
-    tiny.write(folder, seed=0)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hunyuan-video15") / "image"
-    tiny.write_image(folder, seed=0)
-    return folder
+tiny_folder = folder_of("hunyuan-video15", tiny.write)
+image_folder = folder_of("hunyuan-video15-image", tiny.write_image)
 
 
 @pytest.fixture(scope="session")
@@ -39,18 +29,12 @@ def of_image(image_folder: Path) -> HunyuanVideo15ImageModel:
 
 @pytest.fixture(scope="session")
 def on_the_same_weights() -> Callable[[HunyuanVideo15Model], Any]:
-    """diffusers' pipeline on a model's own components.
-
-    A convolution's last bit depends on where its weights lie in memory. That they are the weights that diffusers loads
-    is a separate test, and conformance compares with a pipeline that was loaded apart from the model.
-    """
+    """diffusers' pipeline on a model's own components."""
 
     def made(model: HunyuanVideo15Model) -> Any:
         takes_images = isinstance(model, HunyuanVideo15ImageModel)
         kind = HunyuanVideo15ImageToVideoPipeline if takes_images else HunyuanVideo15Pipeline
-        result = kind(**model.pipeline.components)
-        result.set_progress_bar_config(disable=True)
-        return result
+        return on_its_components(kind, model)
 
     return made
 

@@ -8,21 +8,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from miniatures import folder_of, model_of
 from unirl.models.janus import tiny
 from unirl.models.janus.config import JanusConfig
 from unirl.models.janus.model import JanusModel, build
 
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("janus") / "tiny"
-    tiny.write(folder, seed=0)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def model(tiny_folder: Path) -> JanusModel:
-    return build(JanusConfig(path=str(tiny_folder)), device="cpu")
+tiny_folder = folder_of("janus", tiny.write)
+model = model_of(build, JanusConfig)
 
 
 @pytest.fixture(scope="session")

@@ -6,18 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
+from miniatures import folder_of, model_of
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.sd3 import tiny
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model, build
 from unirl.quickstart import checkpoint_path
 
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sd3") / "tiny"
-    tiny.write(folder, seed=0)
-    return folder
+tiny_folder = folder_of("sd3", tiny.write)
+tiny_model = model_of(build, Sd3Config)
 
 
 @pytest.fixture(scope="session", params=["random", "quickstart"])
@@ -29,11 +26,6 @@ def checkpoint(request: pytest.FixtureRequest, tiny_folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def model(checkpoint: Path) -> Sd3Model:
     return build(Sd3Config(path=str(checkpoint)), device="cpu")
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tiny_folder: Path) -> Sd3Model:
-    return build(Sd3Config(path=str(tiny_folder)), device="cpu")
 
 
 @pytest.fixture

@@ -1,35 +1,17 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from diffusers import ZImagePipeline
+from miniatures import folder_of, model_of, pipeline_of
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.z_image import tiny
 from unirl.models.z_image.config import ZImageConfig
-from unirl.models.z_image.model import ZImageModel, build
+from unirl.models.z_image.model import build
 
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # As the published checkpoint is called: engines may know it by name.
-    folder = tmp_path_factory.mktemp("tiny") / "Z-Image"
-    tiny.write(folder, seed=0)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def model(tiny_folder: Path) -> ZImageModel:
-    return build(ZImageConfig(path=str(tiny_folder)), device="cpu")
-
-
-@pytest.fixture(scope="session")
-def pipeline(model: ZImageModel) -> ZImagePipeline:
-    """diffusers' pipeline on the model's own components: a convolution's last bit depends on where its weights lie in
-    memory. Conformance compares with a pipeline that was loaded apart from the model."""
-    result = ZImagePipeline(**model.pipeline.components)
-    result.set_progress_bar_config(disable=True)
-    return result
+# As the published checkpoint is called: engines may know it by name.
+tiny_folder = folder_of("Z-Image", tiny.write)
+model = model_of(build, ZImageConfig)
+pipeline = pipeline_of(ZImagePipeline)
 
 
 @pytest.fixture

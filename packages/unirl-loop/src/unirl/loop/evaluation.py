@@ -12,7 +12,7 @@ from unirl.core.types.data import Prompt
 from unirl.core.types.rollout import Rollout
 
 from .generation import generate_stages, kept_images
-from .lineage import fallbacks
+from .lineage import cut_texts, fallbacks
 from .parts import Parts, attributed, sync_weights
 from .requests import evaluation_requests
 from .scoring import check_scored, known, mean_parts, reaches, score
@@ -48,6 +48,7 @@ def evaluate(
         )
         check_finished(tracks, plan)
         metrics = left_out(tracks, plan) | fallbacks(tracks, plan)
+        metrics |= cut_texts(tracks, plan, parts.models, evaluates=True)
         for stage in plan.stages:
             rewards = {key: parts.rewards[key] for key in stage.rewards}
             track = tracks[stage.name] = score(tracks[stage.name], rewards, parts.reward_weights, plan.rewards)

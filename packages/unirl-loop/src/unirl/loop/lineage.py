@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from unirl.core.errors import BatchError
+from unirl.core.roles import diffusion_model
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs, Turn
+from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.media import save_images
 
 if TYPE_CHECKING:
+    from unirl.core.roles import Model
     from unirl.core.specs.plan import Plan, Stage
     from unirl.core.specs.spec import MediaRole
     from unirl.core.types.request import Request
     from unirl.core.types.track import TextSegment, Track
 
-__all__ = ["Lineage", "fallbacks"]
+__all__ = ["Lineage", "cut_texts", "fallbacks"]
 
 
 class Lineage:
@@ -133,6 +136,23 @@ def fallbacks(tracks: Mapping[str, Track], plan: Plan) -> dict[str, float]:
             texts = media.texts if media is not None else ()
             lost = sum(not _marked(text, stage.settings.marker) for text in texts)
             metrics[f"{plan.prefix(stage)}fallbacks"] = lost / max(1, len(texts))
+    return metrics
+
+
+def cut_texts(
+    tracks: Mapping[str, Track], plan: Plan, models: Mapping[str, Model], *, evaluates: bool = False
+) -> dict[str, float]:
+    """Metrics: the share of the texts that a stage above wrote which are longer than the stage's encoder reads.
+    models: of the learners, by name.  evaluates: with the sampling of evaluation."""
+    metrics: dict[str, float] = {}
+    for stage in plan.stages:
+        sampling = stage.evaluation if evaluates else stage.sampling
+        is_written = stage.parent is not None and plan.stage(stage.parent).medium == "text" and not stage.continues
+        if isinstance(sampling, LatentSamplingConfig) and is_written:
+            texts = tracks[stage.name].inputs.texts
+            cut = diffusion_model(models[stage.learner.name]).num_cut(texts, sampling=sampling)
+            if cut is not None:
+                metrics[f"{plan.prefix(stage)}cut_texts"] = cut / max(1, len(texts))
     return metrics
 
 

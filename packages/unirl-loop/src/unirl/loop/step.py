@@ -24,7 +24,7 @@ from .algorithm_state import algorithm_state, end_algorithm_step
 from .costs import track_bytes
 from .evaluation import evaluate
 from .generation import kept_images
-from .lineage import fallbacks
+from .lineage import cut_texts, fallbacks
 from .parts import Parts, attributed, engine_names, stage_job
 from .phases import Phases
 from .queue import GroupQueue, ScoredGroups
@@ -159,6 +159,7 @@ def train_step(
         queue.put(number, prompts_of(number), phases=phases)
     metrics = _drawn_metrics(rollout, step=step + 1, events=events)
     metrics |= left_out(rollout.tracks, plan) | fallbacks(rollout.tracks, plan)
+    metrics |= cut_texts(rollout.tracks, plan, parts.models)
     shows_samples = bool(plan.run.media_every) and step % plan.run.media_every == 0
     if shows_samples:
         trackers.samples("train", rollout, step=step)
@@ -195,6 +196,13 @@ def train_step(
                 "finite; the weights are as before them. Often this is a learning rate that is too high."
             )
             events.finding(text, step=step + 1, once=f"{stage.name}: skipped")
+        if share := metrics.get(f"{plan.prefix(stage)}cut_texts"):
+            text = (
+                f"sampling.{stage.name}.max_sequence_length: {share:.0%} of the texts of stage {stage.parent!r} are "
+                f"longer than model {stage.model.name!r} reads; their ends have no effect. Raise it, or lower "
+                f"sampling.{stage.parent}.max_new_tokens."
+            )
+            events.finding(text, step=step + 1, once=f"{stage.name}: cut texts")
         for *pair, text in watch.pairs(track) if watch else ():
             events.finding(text, step=step + 1, once=f"{stage.name}: {pair}")
         if stage.algorithm is not None:

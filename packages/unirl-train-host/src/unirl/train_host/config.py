@@ -248,6 +248,13 @@ class ShardedConfig(BackendConfig):
                 key=".critic.lr",
                 text=f"got null, but {asks} trains a critic; set its learning rate, such as 1e-5.",
             )
+        if needs.critic and stage.kind == "latent" and "text" in stage.model.spec.tracks.values():
+            yield Reason(
+                key=stage.algorithm.key,
+                text=f"got {stage.algorithm.name!r}, which trains a critic of denoise steps; backends build one of "
+                f"tokens for model {stage.model.name!r}, which also writes. Use an algorithm without a critic, such as "
+                "flow-grpo.",
+            )
         if self.critic.lr is not None and not needs.critic:
             yield Reason(
                 key=".critic.lr",

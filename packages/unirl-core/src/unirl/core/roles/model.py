@@ -119,6 +119,11 @@ class DiffusionModel(Model, Protocol):
         """Media of latents [N, ...], fp32: images [N, 3, H, W] or videos [N, F, 3, H, W] in [0, 1]; or, with `media` in
         its spec, sound [N, C, S] in [-1, 1]."""
 
+    def num_cut(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> int | None:
+        """How many of these texts are longer than its encoder reads, so that their ends have no effect. None of models
+        that refuse such texts, or cannot tell."""
+        return None
+
     def latents_of(self, media: Array) -> Array:
         """Clean latents [N, ...] fp32 of media as `decode` gives them, the most likely ones. No gradient.
 

@@ -5,7 +5,7 @@ Edit sets repeat an instruction over different images, so equal texts say nothin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -88,12 +88,27 @@ class Inputs(Batch):
         return replace(self, media=tuple(tuple(ref for ref in row if ref.role in roles) for row in self.media))
 
     def negative(self, text: str) -> Self:
-        """The inputs of the negative branch of guidance: this text, with the media of each row and without turns.
+        """The inputs of the negative branch of guidance: this text in place of all texts, beside the same images.
 
-        Rows without media share one id.
+        Dropped are the text of each row and the texts and tokens of its turns, an instruction included; kept are its
+        media and the images of its turns. Rows without any image are one input, whose id is "", as no prompt's is, and
+        are encoded once; the others keep their ids.
         """
-        ids = tuple(name if media else "" for name, media in zip(self.ids, self.media, strict=True))
-        return replace(self, ids=ids, texts=(text,) * self.num_rows, turns=None)
+        images = self._turns(lambda turn: replace(turn, text="", tokens=()) if turn.media else None)
+        given = zip(self.ids, self.media, images or ((),) * self.num_rows, strict=True)
+        ids = tuple(name if media or turns else "" for name, media, turns in given)
+        return replace(self, ids=ids, texts=(text,) * self.num_rows, turns=images)
+
+    def without_media(self) -> Self:
+        """The inputs without media: the text of each row, and the texts of turns that others wrote, an instruction
+        included. The model's own texts are dropped with the images, which they may describe."""
+        words = self._turns(lambda turn: replace(turn, media=()) if turn.text and not turn.tokens else None)
+        return replace(self, media=((),) * self.num_rows, turns=words)
+
+    def _turns(self, kept: Callable[[Turn], Turn | None]) -> tuple[tuple[Turn, ...], ...] | None:
+        """What is kept of the turns; None if nothing is."""
+        rows = tuple(tuple(own for turn in row if (own := kept(turn))) for row in self.turns or ())
+        return rows if any(rows) else None
 
 
 def distinct(inputs: Inputs) -> tuple[list[int], list[int]]:

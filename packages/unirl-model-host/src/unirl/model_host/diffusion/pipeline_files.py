@@ -29,7 +29,7 @@ from ..model_files import (
 )
 from .pipeline_config import PipelineConfig, pipeline_dtypes
 
-__all__ = ["PipelineFiles", "chat_tokens", "check_prefix"]
+__all__ = ["PipelineFiles", "chat_texts", "chat_tokens", "check_prefix", "num_longer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,14 @@ def chat_tokens(tokenizer: Any, texts: Sequence[str], *, length: int, enable_thi
 
     Raises RecipeError, key `model.path`, for a template that fails.
     """
-    rendered = [
+    rendered = chat_texts(tokenizer, texts, enable_thinking=enable_thinking)
+    tokens = tokenizer(rendered, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+    return tokens.input_ids, tokens.attention_mask.bool()
+
+
+def chat_texts(tokenizer: Any, texts: Sequence[str], *, enable_thinking: bool) -> list[str]:
+    """Those messages before they are tokenised. Raises as `chat_tokens`."""
+    return [
         render_chat(
             tokenizer,
             [{"role": "user", "content": text}],
@@ -163,5 +170,10 @@ def chat_tokens(tokenizer: Any, texts: Sequence[str], *, length: int, enable_thi
         )
         for text in texts
     ]
-    tokens = tokenizer(rendered, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
-    return tokens.input_ids, tokens.attention_mask.bool()
+
+
+def num_longer(tokenizer: Any, texts: Sequence[str], longest: int) -> int:
+    """How many texts have more tokens than `longest`, special ones included."""
+    # One more than that is enough; all of them would draw a warning of transformers.
+    rows = tokenizer(list(texts), max_length=longest + 1, truncation=True)["input_ids"]
+    return sum(len(row) > longest for row in rows)

@@ -43,6 +43,11 @@ class UnifiedConfig(PartConfig):
 
     rounding_only = ("decode_batch", "logits_chunk")
 
+    def check_layout(self, folder: Path) -> None:
+        """Raise RecipeError, key `model.path`, for a folder in another layout than the published one, or by whose
+        settings it is of another architecture."""
+        raise NotImplementedError
+
     def size_problems(self, folder: Path, sampling: LatentSamplingConfig) -> Iterator[Reason]:
         """A reason for each size that the checkpoint in a folder does not generate; keys such as `.height`."""
         raise NotImplementedError
@@ -53,9 +58,16 @@ class UnifiedConfig(PartConfig):
         raise NotImplementedError
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """Sizes that the checkpoint does not generate, engines and critics that cannot run it, and stages that would
-        not continue from each other."""
+        """Checkpoints of another kind, sizes that one does not generate, engines that cannot run it, and stages that
+        would not continue from each other."""
         yield from super().problems(plan, stage)
+        folder = Path(self.path).expanduser()
+        if folder.is_dir():
+            try:
+                self.check_layout(folder)
+            except RecipeError as error:
+                yield Reason(key=".path", text=str(error).removeprefix("model.path: "))
+                return
         yield from checkpoint_problems(self.path)
         yield from lora_problems(self, plan, stage, projection="lm_head")
         if plan is None or stage is None:
@@ -66,13 +78,6 @@ class UnifiedConfig(PartConfig):
         if not stage.engine.spec.reads_weights and stage.engine.spec.name not in spec.bridges:
             text = f"got {stage.engine.name!r}, which loads checkpoints itself, and none in the layout of {name!r}. "
             yield Reason(key=stage.engine.key, text=f"{text}Use trainside.")
-        if stage.algorithm is not None and stage.kind == "latent" and stage.needs.critic:
-            text = (
-                f"got {stage.algorithm.name!r}, which trains a critic of denoise steps; backends build one of tokens "
-            )
-            text += f"for model {name!r}, which also writes. Use an algorithm without a critic, such as flow-grpo."
-            yield Reason(key=stage.algorithm.key, text=text)
-        folder = Path(self.path).expanduser()
         if not isinstance(stage.sampling, LatentSamplingConfig) or not folder.is_dir():
             return
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -203,8 +203,9 @@ class TextImageCfg(IntervalCfg):
     """Classifier-free guidance by the text and then by the source images, each with a scale, where low < sigma <= high;
     the positive velocity elsewhere: w = v_neg + scale (v - v_neg), then w = v_img + image_scale (w - v_img).
 
-    The branch `negative` has `negative_prompt` in place of the text and keeps the images; `no-image` keeps the text;
-    neither has turns. A scale of 1 leaves its branch out. Source: inference code of BAGEL, arXiv 2505.14683.
+    The branch `negative` has `negative_prompt` in place of all texts and keeps the images; `no-image` keeps the text
+    and an instruction, see `Inputs`. Neither has the model's own texts. A scale of 1 leaves its branch out. Source:
+    inference code of BAGEL, arXiv 2505.14683.
     """
 
     image_scale: float = limit(1.0, least=0)
@@ -226,7 +227,7 @@ class TextImageCfg(IntervalCfg):
 
     def inputs(self, branch: str, inputs: Inputs, *, negative_prompt: str) -> Inputs:
         if branch == "no-image":
-            return replace(inputs, media=((),) * inputs.num_rows, turns=None)
+            return inputs.without_media()
         return super().inputs(branch, inputs, negative_prompt=negative_prompt)
 
     def combine(self, velocities: Mapping[str, Tensor], sigma: Tensor) -> Tensor:

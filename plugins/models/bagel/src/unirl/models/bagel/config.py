@@ -13,17 +13,20 @@ from unirl.model_host.diffusion.sizes import Sizes
 from unirl.model_host.model_files import read_json
 from unirl.model_host.unified.config import UnifiedConfig
 
+from .checkpoint import check_layout
+
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Stage
 
-__all__ = ["EXAMPLE", "BagelConfig", "ImageOptions", "TextOptions", "image_sizes"]
-
-EXAMPLE = "ByteDance-Seed/BAGEL-7B-MoT"
+__all__ = ["BagelConfig", "ImageOptions", "TextOptions", "image_sizes"]
 
 
 @dataclass
 class BagelConfig(UnifiedConfig):
     """`path` is a folder in the published layout, or a hub id such as `ByteDance-Seed/BAGEL-7B-MoT`."""
+
+    def check_layout(self, folder: Path) -> None:
+        check_layout(folder)
 
     def size_problems(self, folder: Path, sampling: LatentSamplingConfig) -> Iterator[Reason]:
         return image_sizes(read_json(folder / "config.json")).problems(sampling)

@@ -18,10 +18,9 @@ from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.model_host.model_files import read_json
 from unirl.model_host.unified.sequence import Sampling, check_format, conditions_of, token_ids
 
-from .checkpoint import CONFIG, LANGUAGE
+from .checkpoint import CONFIG, LANGUAGE, Sizes
 from .config import ImageOptions, TextOptions, image_sizes
 from .images import Images
-from .module import Sizes
 from .sequence import Context, Marks
 
 __all__ = ["Encoder"]

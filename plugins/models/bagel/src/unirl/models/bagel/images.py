@@ -18,8 +18,7 @@ from unirl.model_host.model_files import read_json
 from unirl.model_host.unified.sequence import Block
 from unirl.numerics.media import load_picture
 
-from .checkpoint import VAE, VISION
-from .module import Sizes
+from .checkpoint import VAE, VISION, Sizes
 from .sources import Scale, pixels
 from .vae import load_vae, pack, unpack
 from .vision import Vision, grid_places, vision_config

@@ -48,7 +48,7 @@ class BagelModel(UnifiedModel[Images]):
     images: Images
 
     def __init__(self, config: BagelConfig, *, device: torch.device, lazy: bool) -> None:
-        folder = find(config)
+        folder = find(config.path, revision=config.revision)
         self.sizes = sizes_of(folder)
         files, rows = weight_files(folder, WEIGHTS), self.sizes.vocab
         super().__init__(

@@ -25,36 +25,14 @@ from unirl.model_host.unified.layers import (
     waves,
 )
 
-__all__ = ["Bagel", "MixtureLayer", "Sizes"]
+from .checkpoint import Sizes
+
+__all__ = ["Bagel", "MixtureLayer"]
 
 _EXPERTS = ("", "_moe_gen")
 _GATES = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}
 Parts: TypeAlias = tuple[Tensor, ...]
 """Tokens of each expert [N_e, ...]; of the first alone where the other has none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Sizes of a checkpoint."""
-
-    vocab: int
-    width: int
-    inner: int
-    """Width within the MLPs."""
-    layers: int
-    heads: int
-    kv_heads: int
-    eps: float
-    rope_theta: float
-    latent: int
-    """Numbers of a latent token: a patch of the VAE's latents."""
-    latent_side: int
-    """Largest side of an image, in latent tokens."""
-    vision: int
-    """Width of ViT features."""
-    vision_side: int
-    """Largest side of an image, in ViT patches."""
-    connector_act: str
 
 
 @dataclass(frozen=True)

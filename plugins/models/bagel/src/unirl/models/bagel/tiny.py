@@ -14,8 +14,8 @@ from torch import nn
 from unirl.core.types.data import MediaRef
 from unirl.model_host.tokens.miniature import byte_tokenizer
 
-from .checkpoint import CONFIG, LANGUAGE, VAE, VISION, WEIGHTS
-from .module import Bagel, Sizes
+from .checkpoint import CONFIG, LANGUAGE, VAE, VISION, WEIGHTS, Sizes
+from .module import Bagel
 from .vae import new_vae, published_name
 from .vision import Vision, vision_config
 

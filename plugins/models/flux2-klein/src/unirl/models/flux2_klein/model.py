@@ -20,7 +20,7 @@ from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.model_host.diffusion.equal_forwards import check_equal_forwards
-from unirl.model_host.diffusion.pipeline_files import chat_tokens
+from unirl.model_host.diffusion.pipeline_files import chat_texts, chat_tokens, num_longer
 from unirl.model_host.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import FILES, TEXT_LAYERS
@@ -91,6 +91,10 @@ class Flux2KleinModel(PipelineModel):
             use_cache=False,
         ).hidden_states
         return {"prompt_embeds": torch.cat([states[layer] for layer in TEXT_LAYERS], dim=-1)}
+
+    def num_cut(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> int:
+        tokenizer = self.pipeline.tokenizer
+        return num_longer(tokenizer, chat_texts(tokenizer, texts, enable_thinking=False), sampling.max_sequence_length)
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
         """Velocity x1 - x0. Rows whose sources have equal positions go through the transformer together."""

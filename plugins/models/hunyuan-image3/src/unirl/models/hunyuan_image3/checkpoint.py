@@ -1,8 +1,9 @@
-"""Checkpoints of HunyuanImage-3.0 in their published layout."""
+"""Checkpoints of HunyuanImage-3.0 in their published layout. Imports nothing heavy: recipes are checked with them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 from unirl.core.errors import RecipeError
 from unirl.model_host.model_files import find_checkpoint, read_json
 
-from .config import EXAMPLE, HunyuanImageConfig
-from .module import GROUPS, Sizes
+__all__ = ["CONFIG", "GENERATION", "GROUPS", "Sizes", "find", "has_template", "sizes_of"]
 
-__all__ = ["CONFIG", "GENERATION", "find", "has_template", "sizes_of"]
-
+EXAMPLE = "tencent/HunyuanImage-3.0"
 CONFIG, GENERATION = "config.json", "generation_config.json"
+GROUPS = 32
+"""Groups of the norms of images."""
 _FILES = ("*.json", "*.safetensors", "*.txt", "LICENSE*", "NOTICE*")
 _EXPECTED: Mapping[str, Any] = {
     "hidden_act": "silu", "use_qk_norm": True, "use_mixed_mlp_moe": True, "use_cla": False, "use_mla": False,
@@ -25,20 +26,44 @@ _EXPECTED: Mapping[str, Any] = {
 """Settings that this module has no other value of."""
 
 
-def find(config: HunyuanImageConfig) -> Path:
-    """The folder of the checkpoint, fetched where it is a hub id. Raises RecipeError for one in another layout."""
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Sizes of a checkpoint."""
+
+    vocab: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head: int
+    """Width of a head."""
+    eps: float
+    rope_theta: float
+    experts: int
+    chosen: tuple[int, ...]
+    """Experts of a token, of each layer."""
+    inner: tuple[int, ...]
+    """Width within an expert, of each layer."""
+    shared: tuple[int, ...]
+    """Width within the MLP that all tokens take, of each layer."""
+    latent: int
+    """Channels of latents."""
+    patch: int
+    """Channels within the ends of latents."""
+    vision: int
+    """Width of ViT features."""
+    vision_depth: int
+    """Linear layers between the ViT and the decoder."""
+
+
+def find(path: str, *, revision: str | None = None) -> Path:
+    """The folder of the checkpoint, fetched where it is a hub id. Raises RecipeError for one that cannot be found."""
 
     def fetch(name: str) -> str:
         hub = import_module("huggingface_hub")
-        return hub.snapshot_download(name, revision=config.revision, allow_patterns=list(_FILES))
+        return hub.snapshot_download(name, revision=revision, allow_patterns=list(_FILES))
 
-    folder = find_checkpoint(config.path, layout="published", example=EXAMPLE, fetch=fetch)
-    if not (folder / CONFIG).is_file():
-        raise RecipeError(
-            f"model.path: {str(folder)!r} lacks {CONFIG}, expected the published layout of {EXAMPLE!r}. Fetch the "
-            "whole checkpoint."
-        )
-    return folder
+    return find_checkpoint(path, layout="published", example=EXAMPLE, fetch=fetch)
 
 
 def has_template(folder: Path) -> bool:
@@ -48,14 +73,20 @@ def has_template(folder: Path) -> bool:
 
 
 def sizes_of(folder: Path) -> Sizes:
-    """Sizes by config.json. Raises RecipeError, key `model.path`, for a checkpoint of another architecture."""
+    """Sizes by config.json. Raises RecipeError, key `model.path`, for a folder in another layout, and for a checkpoint
+    of another architecture."""
+    if not (folder / CONFIG).is_file():
+        raise RecipeError(
+            f"model.path: {str(folder)!r} lacks {CONFIG}, expected the published layout of {EXAMPLE!r}. Fetch the "
+            "whole checkpoint."
+        )
     settings = read_json(folder / CONFIG)
     try:
         for name in ("cfg_distilled", "use_meanflow"):
             if settings.get(name):
                 raise ValueError(
                     f"{name} is true: the checkpoint is distilled for few steps, without guidance or along mean "
-                    "velocities, which this model does not compute. Use the checkpoint that it was distilled from"
+                    "velocities, which this model does not compute"
                 )
         for name, expected in _EXPECTED.items():
             known = (expected, "hf_rms") if name == "norm_type" else (expected,)
@@ -91,7 +122,10 @@ def sizes_of(folder: Path) -> Sizes:
         _check(result)
         return result
     except KeyError as error:
-        raise RecipeError(f"model.path: {CONFIG} in {str(folder)!r} lacks {error}. Fetch it again.") from error
+        raise RecipeError(
+            f"model.path: {CONFIG} in {str(folder)!r} lacks {error}, expected that of {EXAMPLE!r}. Choose another "
+            "checkpoint."
+        ) from error
     except ValueError as error:
         raise RecipeError(f"model.path: in {CONFIG} of {str(folder)!r}, {error}. Choose another checkpoint.") from error
 

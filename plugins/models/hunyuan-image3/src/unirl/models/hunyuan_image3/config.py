@@ -12,14 +12,13 @@ from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.model_host.model_files import read_json
 from unirl.model_host.unified.config import UnifiedConfig
 
+from .checkpoint import sizes_of
 from .resolutions import NUM_RATIOS, Resolutions
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Stage
 
-__all__ = ["EXAMPLE", "HunyuanImageConfig", "ImageOptions", "TextOptions", "resolutions"]
-
-EXAMPLE = "tencent/HunyuanImage-3.0"
+__all__ = ["HunyuanImageConfig", "ImageOptions", "TextOptions", "resolutions"]
 
 
 @dataclass
@@ -28,6 +27,9 @@ class HunyuanImageConfig(UnifiedConfig):
 
     decode_batch: int = limit(1, least=0)
     """Images per VAE call, each of which is decoded as four frames; 0 decodes all at once."""
+
+    def check_layout(self, folder: Path) -> None:
+        sizes_of(folder)
 
     def size_problems(self, folder: Path, sampling: LatentSamplingConfig) -> Iterator[Reason]:
         vocabulary = {one["content"] for one in read_json(folder / "tokenizer.json")["added_tokens"]}

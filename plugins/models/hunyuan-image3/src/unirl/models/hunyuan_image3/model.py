@@ -49,8 +49,8 @@ class HunyuanImageModel(UnifiedModel[Images]):
     images: Images
 
     def __init__(self, config: HunyuanImageConfig, *, device: torch.device, lazy: bool) -> None:
-        folder = find(config)
-        settings, self.sizes = read_json(folder / CONFIG), sizes_of(folder)
+        folder = find(config.path, revision=config.revision)
+        self.sizes, settings = sizes_of(folder), read_json(folder / CONFIG)
         files = weight_files(folder, "model")
         super().__init__(
             config,

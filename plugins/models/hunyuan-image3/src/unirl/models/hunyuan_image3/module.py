@@ -28,42 +28,12 @@ from unirl.model_host.unified.layers import (
     waves,
 )
 
-__all__ = ["GROUPS", "ExpertsLayer", "HunyuanImage", "Sizes", "Stand", "expert_pieces"]
+from .checkpoint import GROUPS, Sizes
 
-GROUPS = 32
-"""Groups of the norms of images."""
+__all__ = ["ExpertsLayer", "HunyuanImage", "Stand", "expert_pieces"]
+
 _LEAST_WEIGHT = 1e-8
 """Smallest sum that the weights of a token's experts are divided by."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Sizes of a checkpoint."""
-
-    vocab: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head: int
-    """Width of a head."""
-    eps: float
-    rope_theta: float
-    experts: int
-    chosen: tuple[int, ...]
-    """Experts of a token, of each layer."""
-    inner: tuple[int, ...]
-    """Width within an expert, of each layer."""
-    shared: tuple[int, ...]
-    """Width within the MLP that all tokens take, of each layer."""
-    latent: int
-    """Channels of latents."""
-    patch: int
-    """Channels within the ends of latents."""
-    vision: int
-    """Width of ViT features."""
-    vision_depth: int
-    """Linear layers between the ViT and the decoder."""
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,13 @@ def _grid(path: str, sampling: TextSamplingConfig) -> Iterator[Reason]:
 
 def _starts(plan: Plan, stage: Stage) -> Iterator[Reason]:
     """Settings by which an image's sequence begins otherwise than that of the text that it continues."""
-    if stage.parent is not None and plan.stage(stage.parent).medium != "text":
+    if drawn := [other.name for other in plan.ancestors(stage) if other.medium != "text"]:
         text = (
-            f"got {stage.parent!r}, which makes images; expected a stage of text, or none: images are no part of the "
+            f"got {stage.parent!r}; expected stages of text alone above it, or none: {drawn[-1]!r} makes images, which "
         )
-        yield Reason(key=f"stages.{stage.name}.parent", text=text + "sequence that image tokens continue.")
+        yield Reason(
+            key=f"stages.{stage.name}.parent", text=f"{text}are no part of the sequence that image tokens continue."
+        )
     for other in plan.ancestors(stage):
         if other.learner.name != stage.learner.name or not isinstance(other.sampling, TextSamplingConfig):
             continue

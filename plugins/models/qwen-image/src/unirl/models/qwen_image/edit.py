@@ -8,7 +8,7 @@ Source: Qwen-Image technical report, arXiv 2508.02324; verified against diffuser
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +77,10 @@ class QwenImageEditModel(EditSources, QwenImageModel):
             for name, text, media in zip(inputs.ids, inputs.texts, inputs.media, strict=True)
         ]
         return {name: tuple(one[name] for one in each) for name in ("prompt_embeds", "source", "source_shapes")}
+
+    def num_cut(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> None:
+        """None: images stand in the text, and their tokens count."""
+        return None
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
         """Velocity x1 - x0. Rows whose sources have equal shapes go through the transformer together."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.model_host.diffusion.pipeline_config import PipelineConfig
-from unirl.model_host.diffusion.pipeline_files import PipelineFiles
+from unirl.model_host.diffusion.pipeline_files import PipelineFiles, num_longer
 from unirl.model_host.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import FILES
@@ -83,6 +83,11 @@ class QwenImageModel(PipelineModel):
             embeds[row, : len(kept)] = kept
             mask[row, : len(kept)] = True
         return {"prompt_embeds": embeds, "prompt_mask": mask}
+
+    def num_cut(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> int | None:
+        template, prefix = self.pipeline.prompt_template_encode, self.pipeline.prompt_template_encode_start_idx
+        texts = [template.format(text) for text in texts]
+        return num_longer(self.pipeline.tokenizer, texts, prefix + sampling.max_sequence_length)
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
         """Velocity x1 - x0. The text is cut to the longest prompt of the batch; what is padding then is masked."""

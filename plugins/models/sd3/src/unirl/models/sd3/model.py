@@ -16,6 +16,7 @@ from torch import Tensor
 from unirl.core.errors import RecipeError
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.model_host.diffusion.pipeline_files import num_longer
 from unirl.model_host.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import find, load_pipeline
@@ -74,6 +75,13 @@ class Sd3Model(PipelineModel):
             clip_skip=skipped,
         )
         return {"prompt_embeds": embeds, "pooled": pooled}
+
+    def num_cut(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> int:
+        """T5 reads the most; without it CLIP does."""
+        pipeline = self.pipeline
+        if pipeline.tokenizer_3 is None:
+            return num_longer(pipeline.tokenizer, texts, pipeline.tokenizer_max_length)
+        return num_longer(pipeline.tokenizer_3, texts, sampling.max_sequence_length)
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
         """Velocity x1 - x0. The timestep is formed in fp32 and stays so: in bf16 it would be off by up to 2."""

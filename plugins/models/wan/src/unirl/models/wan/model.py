@@ -12,12 +12,14 @@ from typing import Any, cast
 
 import torch
 from diffusers import WanTransformer3DModel
+from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from torch import Tensor, nn
 from unirl.core.errors import RecipeError
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.array import Ragged
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.model_host.diffusion.pipeline_files import num_longer
 from unirl.model_host.diffusion.pipeline_model import PipelineModel, own_memory
 from unirl.model_host.diffusion.sequence_parallel import TokenSplit
 
@@ -80,6 +82,9 @@ class WanModel(PipelineModel):
             max_sequence_length=sampling.max_sequence_length,
         )
         return {"prompt_embeds": embeds}
+
+    def num_cut(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> int:
+        return num_longer(self.pipeline.tokenizer, [prompt_clean(text) for text in texts], sampling.max_sequence_length)
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
         """Velocity x1 - x0. The timestep is formed in fp32 and stays so: in bf16 it would be off by up to 2."""

@@ -15,7 +15,7 @@ from diffusers import ZImageTransformer2DModel
 from torch import Tensor
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.model_host.diffusion.pipeline_files import chat_tokens
+from unirl.model_host.diffusion.pipeline_files import chat_texts, chat_tokens, num_longer
 from unirl.model_host.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import FILES
@@ -75,6 +75,10 @@ class ZImageModel(PipelineModel):
             num_tokens = int(is_token.sum())
             embeds[row, :num_tokens], kept[row, :num_tokens] = states[row, is_token], True
         return {"prompt_embeds": embeds, "prompt_mask": kept}
+
+    def num_cut(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> int:
+        tokenizer = self.pipeline.tokenizer
+        return num_longer(tokenizer, chat_texts(tokenizer, texts, enable_thinking=True), sampling.max_sequence_length)
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
         """Velocity x1 - x0. The transformer gives x0 - x1, by a time that rises from 0 to 1."""

@@ -41,9 +41,8 @@ class BagelInVllmOmni:
 
     def checkpoint(self, model: Any, path: str) -> Path:
         from ..checkpoint import find
-        from ..config import BagelConfig
 
-        return find(BagelConfig(path=path)) if path else model.folder
+        return find(path) if path else model.folder
 
     def settings(self, model: Any) -> dict[str, Any]:
         dtypes = {

@@ -24,9 +24,8 @@ from vllm.transformers_utils.configs.bagel import BagelConfig
 from vllm_omni.diffusion.distributed.utils import get_local_device
 from vllm_omni.diffusion.models.bagel import bagel_transformer as stock
 
-from ..checkpoint import CONFIG, LANGUAGE, WEIGHTS, sizes_of
+from ..checkpoint import CONFIG, LANGUAGE, WEIGHTS, Sizes, sizes_of
 from ..encoder import Encoder
-from ..module import Sizes
 from .fused_layers import EXPERTS, FUSED, held_as
 
 __all__ = ["BagelPipeline"]
