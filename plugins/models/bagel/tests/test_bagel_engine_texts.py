@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from external_engines.environments import make
 from external_engines.text_engines import (
     test_a_text_depends_on_its_seed_and_not_on_what_else_is_generated,
@@ -19,21 +18,15 @@ from external_engines.text_engines import (
     test_greedy_texts_are_those_of_the_trainer,
     test_log_probs_are_those_of_the_weights_at_the_sampling_temperature,
 )
-from external_engines.texts import ROUNDING, Ask, assert_greedy, gap
+from external_engines.texts import Ask
 from unirl.conformance.doubles.requests import make_request
-from unirl.conformance.doubles.weight_updates import full_update
-from unirl.core.errors import DataError, EchoMismatch, RecipeError, RunFailed
-from unirl.core.types.data import MediaRef
-from unirl.core.types.inputs import Turn
 from unirl.core.types.request import Request
-from unirl.core.types.rollout import verify_echo
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.engine import build as build_engine
 from unirl.models.bagel.config import BagelConfig
 from unirl.models.bagel.model import BagelModel, build
-from unirl.numerics.tokens.rollout import generate_text, text_conditions
 
 __all__ = [
     "test_a_text_depends_on_its_seed_and_not_on_what_else_is_generated",
