@@ -33,8 +33,8 @@ from unirl.loop.checkpoints import Checkpoints
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 ENGINE = ("engine@engine.plan=vllm-omni", "engine@engine.image=vllm-omni")
-# All images of a rollout in one batch, however late some come: another batch rounds differently.
-WHOLE_BATCHES = tuple(f"engine.{stage}.{word}" for stage in ("plan", "image") for word in ("batch_wait_ms=60000",))
+ALONE = ("engine.plan.max_num_seqs=1", "engine.image.max_num_seqs=1")
+"""Every image by itself: batches form as requests arrive, and another batch rounds differently."""
 SETTINGS = (
     *SMALL,
     "backend.trains=full",
@@ -94,7 +94,7 @@ def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         seen = watched(patch)
-        return run(folder, tiny_folder, *SETTINGS, *ENGINE, *WHOLE_BATCHES), seen
+        return run(folder, tiny_folder, *SETTINGS, *ENGINE, *ALONE), seen
 
 
 def test_both_stages_come_from_one_process_and_one_copy_of_the_weights(
@@ -140,7 +140,7 @@ def test_an_engine_killed_while_it_writes_ends_the_run_which_resumes_as_if_nothi
     """Killed in the text stage of the second rollout. The resumed run starts one engine and sends the weights once."""
     monkeypatch.chdir(tmp_path)
     generate = ExternalLatentEngine.generate
-    words = (*SETTINGS, *ENGINE, *WHOLE_BATCHES)
+    words = (*SETTINGS, *ENGINE, *ALONE)
 
     def struck(engine: ExternalLatentEngine, request: Request) -> Track:
         if (request.track, request.rollout) == ("plan", 1):

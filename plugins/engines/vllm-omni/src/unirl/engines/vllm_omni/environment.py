@@ -28,4 +28,6 @@ PRODUCT = Product(
     environment=ENVIRONMENT,
     # The engine extends vLLM-Omni's worker, which changes between versions.
     tested=SpecifierSet(">=0.30,!=0.31.*,<0.33"),
+    # Those of UniRL's own sampler.
+    says_cut_log_probs=True,
 )
