@@ -96,7 +96,7 @@ def test_the_source_that_goes_along_imports_nothing_that_stays_behind(name: str)
 
 def model_for(engine: EngineSpec, folder: Path, **settings: Any) -> Model:
     """A miniature of the kind that an engine generates with."""
-    if Cap.TEXT_ROLLOUT in engine.capabilities:
+    if Cap.LATENT_ROLLOUT not in engine.capabilities:
         tiny_qwen3.write(folder, seed=0)
         return build_qwen3(Qwen3Config(path=str(folder)), device="cpu")
     tiny_sd3.write(folder, seed=0, **settings)

@@ -170,6 +170,12 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
             {"bridged_options": {"omni"}, "bridges": {"omni": f"{P}:tiny"}},
             "bridged_options: got 'omni', but no latent track has `options`",
         ),
+        (MODEL, {"bridged_texts": {"omni"}}, "bridged_texts: the model has no bridge to 'omni'"),
+        (
+            MODEL,
+            {"bridged_texts": {"omni"}, "bridges": {"omni": f"{P}:tiny"}},
+            "bridged_texts: got 'omni', but the model has no text track",
+        ),
         (MODEL, {"summary": "Notes"}, "summary: got 'Notes', expected one line"),
         (MODEL, {"summary": "A model\nof images"}, "summary: got .*, expected one line"),
         (REWARD, {"scale": "0 to"}, "scale: got '0 to', expected the meaning of the score"),

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from unirl.conformance.claims import Tier
+from unirl.conformance.claims import Claim, Tier
 from unirl.conformance.environment import describe_environment
 from unirl.conformance.pytest_plugin import absent_environment
-from unirl.conformance.subjects import Selection, Subject, subjects
+from unirl.conformance.subjects import Selection, Subject, not_applicable, subjects
 from unirl.core.errors import PluginBroken, PluginNotFound, PluginNotInstalled
 from unirl.core.plugins.catalog import Catalog, Found
 from unirl.core.plugins.hookspec import hookimpl
@@ -85,6 +85,27 @@ def test_parts_that_do_not_fit_are_there_with_the_reason(catalog: Catalog) -> No
     assert set(refused) == {"near+talk", "talk+near+free+plain"}
     assert refused["near+talk"] == (
         "engine: the text track of model 'talk' needs 'text-rollout'; engine 'near' does not provide it."
+    )
+
+
+def test_a_pair_is_tried_on_the_tracks_that_the_bridge_serves() -> None:
+    """Whatever both parts could generate by themselves."""
+    both = ModelSpec(
+        name="both",
+        tracks={"text": "text", "image": "latent"},
+        trainable="net",
+        capabilities={Cap.LATENT_STAGE, Cap.TEXT_STAGE},
+        bridges={"apart": "toy:BRIDGE"},
+        **WORDS,
+    )
+    apart = engine("apart", Cap.LATENT_ROLLOUT, Cap.TEXT_ROLLOUT, Cap.WEIGHTS_FULL, needs_bridge=True)
+    writing = dataclasses.replace(both, name="writing", bridged_texts=frozenset({"apart"}))
+    catalog = Catalog.of({"acme": plugin(models=[both, writing], engines=[apart])})
+    result = {subject.id: subject for subject in subjects(catalog) if subject.kind == "engine"}
+    assert [result[f"apart+{name}"].tracks for name in ("both", "writing")] == [("latent",), ("latent", "text")]
+    text = Claim(name="writes", kind="engine", track="text")
+    assert not_applicable(text, result["apart+both"]) == (
+        "the claim is about text tracks; these parts together serve latent"
     )
 
 

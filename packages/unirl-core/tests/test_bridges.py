@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from unirl.core.errors import PluginBroken
-from unirl.core.match.match import match_pair, match_parts
+from unirl.core.match.match import match_pair, match_parts, served_kinds
 from unirl.core.plugins.bridges import bridge_name, import_bridge, lacks_bridge
 from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.spec import AlgorithmSpec, EngineSpec, ModelSpec
@@ -59,3 +59,29 @@ def test_a_bridge_may_serve_the_tracks_of_one_kind() -> None:
         algorithm = AlgorithmSpec(name="learns", needs=Needs(track=track), **PARTS)
         reasons = match_parts(model=unified, engine=ENGINE, algorithm=algorithm).reasons
         assert any("text-rollout" in reason.text for reason in reasons) is (track == "text")
+
+
+def test_texts_need_a_bridge_that_serves_them() -> None:
+    """Of an engine that generates both kinds: the bridge of a model may have images alone."""
+    both = {Cap.LATENT_STAGE, Cap.TEXT_STAGE}
+    unified = dataclasses.replace(BRIDGED, tracks={"text": "text", "image": "latent"}, capabilities=both)
+    able = dataclasses.replace(ENGINE, capabilities={Cap.LATENT_ROLLOUT, Cap.TEXT_ROLLOUT})
+    writing = dataclasses.replace(unified, bridged_texts=frozenset({"far"}))
+    assert served_kinds(unified, able) == {"latent"} and served_kinds(writing, able) == {"latent", "text"}
+    assert match_pair(model=unified, engine=able).accepted and match_pair(model=writing, engine=able).accepted
+    for model, track, accepted in ((unified, "latent", True), (unified, "text", False), (writing, "text", True)):
+        algorithm = AlgorithmSpec(name="learns", needs=Needs(track=track), **PARTS)
+        reasons = match_parts(model=model, engine=able, algorithm=algorithm).reasons
+        refused = [reason.text for reason in reasons if reason.key == "engine" and "bridge" in reason.text]
+        assert (
+            not refused
+            if accepted
+            else refused
+            == [
+                "the bridge of model 'toy' to engine 'far' serves its latent tracks, not its text tracks. Choose another "
+                "engine for them, such as trainside."
+            ]
+        )
+    text = dataclasses.replace(MODEL, tracks={"text": "text"}, capabilities={Cap.TEXT_STAGE})
+    (reason,) = match_pair(model=text, engine=able).reasons
+    assert "needs a bridge to the model, and model 'toy' has none" in reason.text

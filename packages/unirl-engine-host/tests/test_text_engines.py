@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +12,11 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 from unirl.core.errors import RecipeError, RunFailed
-from unirl.core.roles import Model, WeightUpdate
+from unirl.core.roles import Model, TextModel, WeightUpdate
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.request import Request, TextRequest
+from unirl.core.types.sampling import TextSamplingConfig
+from unirl.core.types.track import Conditions, Track
 from unirl.engine_host.checkpoint_folder import diffusers_folder, transformers_folder
 from unirl.engine_host.config import ExternalConfig
 from unirl.engine_host.environment import EngineEnvironment
@@ -20,6 +25,7 @@ from unirl.engine_host.process import Program
 from unirl.engine_host.program import Product, dtype_of, log_path, program, refuse_extra
 from unirl.engine_host.received import generated, read_weights, rows
 from unirl.engine_host.text_config import ExternalTextConfig
+from unirl.engine_host.text_engine import ExternalTexts
 from unirl.engine_host.transfer import adapter_mismatch, files_of, full_mismatch, inventory
 
 PRODUCT = Product(
@@ -154,7 +160,8 @@ def test_weights_pass_through_files_and_other_bits_are_refused(tmp_path: Path) -
 def test_a_text_whose_log_probs_are_of_other_tokens_is_refused() -> None:
     read: dict[str, Any] = {"prompts": [[7], [8, 9]], "media": ["", "k"], "temperatures": [0.5, 0.5]}
     answer, result = generated([[1, 2], [3]], [[-1.0, -2.0], [-3.0]], ["stop", "length"], **read)
-    assert answer == {"finish_reasons": ["stop", "length"], "media": ["", "k"], "temperatures": [0.5, 0.5]}
+    expected = {"finish_reasons": ["stop", "length"], "media": ["", "k"], "temperatures": [0.5, 0.5]}
+    assert answer == {**expected, "version": None}
     assert [result[name].tolist() for name in ("prompts", "prompt_lengths")] == [[7, 8, 9], [1, 2]]
     assert [result[name].tolist() for name in ("tokens", "log_probs", "lengths")] == [[1, 2, 3], [-1, -2, -3], [2, 1]]
     assert "mask" not in result
@@ -170,6 +177,61 @@ def test_tokens_that_were_not_sampled_are_sent_as_a_mask() -> None:
     assert result["mask"].dtype == torch.bool
     with pytest.raises(RuntimeError, match="2 tokens has 1 entries in its mask"):
         generated(*texts, mask=[[True], [True]], **read)
+
+
+def test_texts_of_other_weights_rows_or_media_are_refused() -> None:
+    """What the host compares of an answer: nothing else would show it."""
+    inputs = Inputs.of_texts(["a", "b"])
+    params = TextRequest(
+        sampling=TextSamplingConfig(max_new_tokens=2),
+        prompt_tokens=(torch.tensor([7]), torch.tensor([8, 9])),
+        stop_tokens=(0,),
+        seeds=(1, 2),
+    )
+    request = Request(
+        track="text", sample_ids=("a", "b"), group_ids=("a", "b"), inputs=inputs, metadata=({}, {}), params=params,
+        seed=0, rollout=0, policy_version=3,
+    )  # fmt: skip
+    asked: list[Any] = []
+    kept = Conditions(values={"pixels": (torch.ones(1), torch.zeros(2))}, index=torch.tensor([0, 1]))
+    texts = ExternalTexts(
+        PRODUCT,
+        model=cast("TextModel", SimpleNamespace()),
+        sampling=lambda wanted: {"temperature": wanted.sampling.temperature},
+        conditions=lambda model, inputs, *, sampling: kept,
+        track=lambda request, **made: cast("Track", made),
+        limit="engine.longest",
+    )
+    texts.started({"max_model_len": 4})
+    texts.check(params)
+    texts.started({"max_model_len": 3})
+    with pytest.raises(RecipeError, match=r"may reach 4 tokens; Acme takes 3 \(engine\.longest\)"):
+        texts.check(params)
+
+    def answers(change: Mapping[str, Any]) -> Any:
+        def generate(arguments: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+            asked.append((arguments, tensors))
+            answer, result = generated(
+                [[1, 2], [0]], [[-1.0, -2.0], [-3.0]], ["length", "stop"],
+                prompts=[[7], [8, 9]], media=arguments["media"], temperatures=[1.0, 1.0], version=3,
+            )  # fmt: skip
+            return {**answer, **change}, dict(result)
+
+        return texts.track(request, generate=generate, version=3)
+
+    result: Any = answers({})
+    assert result["truncated"] == [True, False] and [row.tolist() for row in result["tokens"]] == [[1, 2], [0]]
+    assert result["version"] == 3 and result["conditions"] is kept
+    assert asked[0][0]["seeds"] == [1, 2] and len(set(asked[0][0]["media"])) == 2
+    assert answers({"version": None})["version"] == 3
+    for change, message in (
+        ({"version": 2}, r"by weights of version 2, expected version 3"),
+        ({"media": asked[0][0]["media"][::-1]}, "row 0 was generated from other media"),
+        ({"temperatures": [1.0, 0.5]}, r"several temperatures: \[0\.5, 1\.0\]"),
+        ({"finish_reasons": ["abort", "stop"]}, r"finish reasons \['abort', 'stop'\]"),
+    ):
+        with pytest.raises(RunFailed, match=message):
+            answers(change)
 
 
 def test_rows_are_read_with_the_media_of_their_key() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 from external_engines.plans import reasons_against
 from unirl.core.errors import RecipeError
 from unirl.core.plugins.catalog import Catalog
+from unirl.core.types.request import TextRequest
+from unirl.core.types.sampling import TextSamplingConfig
 from unirl.engine_host.environment import FOLDER_VARIABLE
 from unirl.engine_host.environment_files import COMPLETE
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.environment import ENVIRONMENT
-from unirl.engines.vllm_omni.settings import cpu_variables, omni_arguments
+from unirl.engines.vllm_omni.settings import cpu_variables, omni_arguments, text_arguments
 from unirl.tools.doctor import diagnose
 
 
@@ -33,6 +36,18 @@ def test_settings_become_arguments_of_vllm_omni() -> None:
     split = arguments(tensor_parallel=2)
     assert (split["num_gpus"], split["parallel_config"]) == (2, {"tensor_parallel_size": 2})
     assert cpu_variables(VllmOmniConfig(tensor_parallel=2))["UNIRL_VLLM_OMNI_CPU_DEVICES"] == "2"
+
+
+def test_settings_of_texts_are_those_of_the_request() -> None:
+    """As JSON values, which are all that the engine's process is sent."""
+    sampling = TextSamplingConfig(temperature=0.7, top_p=0.9, top_k=3, max_new_tokens=5, stop=["."], stop_token_ids=[4])
+    wanted = TextRequest(sampling=sampling, prompt_tokens=(torch.tensor([1]),), stop_tokens=(2, 4), seeds=(2**62,))
+    result = json.loads(json.dumps(text_arguments(wanted, batch=6)))
+    assert result == {
+        "config": {"temperature": 0.7, "top_p": 0.9, "top_k": 3, "max_new_tokens": 5, "stop": ["."]},
+        "stop_tokens": [2, 4],
+        "batch": 6,
+    }
 
 
 def test_arguments_that_would_undo_what_is_promised_are_refused() -> None:

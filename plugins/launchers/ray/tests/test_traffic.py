@@ -58,3 +58,21 @@ def test_a_lora_sync_sends_the_adapter_and_hardly_more(tmp_path: Path, ray_here:
         assert 2 * adapter_bytes < numbers["sync/bytes"] < 2 * adapter_bytes * 1.01
         assert numbers["sync/seconds"] > 0
         assert numbers["logp_mismatch_max"] < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_stages_of_one_engine_are_sent_the_weights_once(tmp_path: Path, ray_here: None) -> None:
+    """A plan and its image, by one worker: as many tensors as the model trains, not twice as many."""
+    small = (
+        "data.prompts_per_step=2", "data.eval=''", "stages.plan.samples=2", "stages.image.samples=2",
+        "sampling.image.num_inference_steps=4", "run.media_every=0", "run.keep=0", "~tracker.report",
+    )  # fmt: skip
+    words = (*APART, "launcher.rollout_workers=1")
+    folder = run(tmp_path / "run", *words, recipe="quickstart-unified", small=small).folder
+    weights = [name for name in tensors(folder, 2) if name.startswith("/weights/")]
+    assert weights
+    for numbers in steps(folder).values():
+        assert numbers["sync/tensors"] == len(weights)
+        for stage in ("plan", "image"):
+            assert numbers[f"{stage}/logp_mismatch_max"] < 1e-5

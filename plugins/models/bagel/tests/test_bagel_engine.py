@@ -17,7 +17,7 @@ from unirl.core.errors import EchoMismatch
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Turn
 from unirl.core.types.request import Request
-from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
+from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig, TextSamplingConfig
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.engine import build as build_engine
@@ -140,12 +140,24 @@ def test_weights_of_other_names_change_nothing(engine: ExternalLatentEngine, mov
 def test_rows_join_and_leave_a_batch_between_steps(
     tiny_folder: Path, model: BagelModel, media: list[tuple[MediaRef, ...]]
 ) -> None:
-    """Of prompts and sources of different sizes, each behind its own keys and values."""
+    """Of prompts and sources of different sizes, each behind its own keys and values. Texts are written as ever."""
     make("vllm-omni")
     own = build(BagelConfig(path=str(tiny_folder)), device="cpu")
     engine = build_engine(VllmOmniConfig(max_num_seqs=4, step_batching=True), model=own, device="cpu")
     try:
         for given in (lambda number: (), lambda number: media[number]):
             check(engine, model, asked(model, engine, media=given, **THREE_BRANCHES))
+            texts = make_request(
+                model,
+                TextSamplingConfig(max_new_tokens=8),
+                track="text",
+                prompts=PROMPTS,
+                media=given,
+                policy_version=engine.version,
+            )
+            expected = trainside(model, texts)
+            assert [row.tolist() for row in engine.generate(texts).text.tokens] == [
+                row.tolist() for row in expected.text.tokens
+            ]
     finally:
         engine.close()

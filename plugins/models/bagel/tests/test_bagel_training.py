@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from bagel_runs import SMALL, UNIGRPO
 from unified_models import Steps, check_equal_steps, check_joint_steps, image_alone, run, short, write_edits
 from unirl.core.errors import PlanRejected
 from unirl.core.plugins.catalog import Catalog
@@ -13,13 +14,6 @@ from unirl.loop.run import train
 from unirl.models.bagel import tiny
 
 pytestmark = pytest.mark.slow
-
-SMALL = short(
-    "plan", "model.vision_dtype=float32", "sampling.image.height=32", "sampling.image.width=48",
-    "sampling.image.num_inference_steps=4", "sampling.image.sde={mode: fraction, last: 0.5}",
-)  # fmt: skip
-"""The recipe on a miniature. A micro-batch of two rows; two updates on a rollout."""
-UNIGRPO = "bagel/unigrpo"
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from .doubles.expected_trajectory import distance
 from .doubles.model_state import changes_of, copy_modes, model_state
 from .doubles.requests import PROMPTS, make_request
 from .doubles.weight_updates import full_update
-from .subjects import common_tracks, tracks_of
+from .subjects import pair_tracks
 from .verdicts import Record
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class EnginePool:
         """Whether an engine is kept: an external one that can be reset, as it takes full weights, and compared, as the
         weights alone can determine its samples."""
         spec, of = cast(EngineSpec, engine.spec), cast(ModelSpec, model.spec)
-        is_determined = "text" in common_tracks([tracks_of(of), tracks_of(spec)]) or (
+        is_determined = "text" in pair_tracks(of, spec) or (
             Cap.INITIAL_NOISE in spec.capabilities and QUIET in spec.kernels
         )
         return bool(spec.environment) and Cap.WEIGHTS_FULL in spec.capabilities and is_determined
@@ -148,7 +148,7 @@ class EnginePool:
 
     def _request(self, engine: Found, of: Found, model: Model, *, version: int) -> Request:
         """A request whose samples depend on the weights alone: a greedy text, or latents by steps without noise."""
-        is_text = "text" in common_tracks([tracks_of(of.spec), tracks_of(engine.spec)])
+        is_text = "text" in pair_tracks(cast(ModelSpec, of.spec), cast(EngineSpec, engine.spec))
         quiet: dict[str, Any] = {"kernel": QUIET, "eta": 0.0, "decode": False, "sde.mode": "none", "sde.steps": []}
         sampling: SamplingConfig = (
             self._factory.text_sampling(of, temperature=0.0) if is_text else self._factory.sampling(of, **quiet)

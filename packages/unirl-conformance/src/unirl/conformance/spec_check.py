@@ -190,6 +190,11 @@ def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
             yield f"bridged_options: the model has no bridge to {engine!r}."
         elif not any(spec.tracks.get(track) == "latent" for track in spec.options):
             yield f"bridged_options: got {engine!r}, but no latent track has `options`."
+    for engine in sorted(spec.bridged_texts):
+        if engine not in spec.bridges:
+            yield f"bridged_texts: the model has no bridge to {engine!r}."
+        elif "text" not in kinds:
+            yield f"bridged_texts: got {engine!r}, but the model has no text track."
     if Cap.LORA in spec.capabilities and not spec.lora_targets:
         yield f"lora_targets: empty, but the capability {Cap.LORA} is claimed."
     for field, fact in (("lora_targets", spec.lora_targets), ("wrap_blocks", spec.wrap_blocks)):

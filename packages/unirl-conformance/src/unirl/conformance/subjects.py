@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from unirl.core.errors import PluginNotFound, PluginNotInstalled, RecipeError
-from unirl.core.match.match import Verdict, match_pair, match_parts
+from unirl.core.match.match import Verdict, match_pair, match_parts, served_kinds
 from unirl.core.names import did_you_mean
 from unirl.core.plugins.catalog import Catalog, Found, PluginRecord
 from unirl.core.plugins.registry import known_parts
@@ -26,6 +26,7 @@ __all__ = [
     "common_tracks",
     "devices_of",
     "not_applicable",
+    "pair_tracks",
     "subject_id",
     "subjects",
     "tracks_of",
@@ -70,7 +71,11 @@ class Subject:
     @property
     def tracks(self) -> tuple[str, ...]:
         """Kinds of tracks that it is tried on, latents first; none where it has to do with neither."""
-        return common_tracks([tracks_of(part.spec) for part in self.parts])
+        specs = [part.spec for part in self.parts]
+        models = [spec for spec in specs if isinstance(spec, ModelSpec)]
+        engines = [spec for spec in specs if isinstance(spec, EngineSpec)]
+        pairs = [pair_tracks(model, engine) for model in models for engine in engines]
+        return common_tracks([*pairs, *map(tracks_of, specs)])
 
     def found(self, kind: Kind) -> Found:
         """The part of a kind. The kind of the subject says which there are."""
@@ -206,6 +211,12 @@ def common_tracks(tracks: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(track for track in stated[0] if all(track in others for others in stated)) if stated else ()
 
 
+def pair_tracks(model: ModelSpec, engine: EngineSpec) -> tuple[str, ...]:
+    """Kinds of tracks that an engine generates with a model, latents first: its bridge may serve some alone."""
+    served = served_kinds(model, engine)
+    return tuple(kind for kind in common_tracks([tracks_of(model), tracks_of(engine)]) if kind in served)
+
+
 def tracks_of(spec: Spec) -> tuple[str, ...]:
     """Kinds of tracks that a part has or is tried on, latents first; none for parts that work with any."""
     if isinstance(spec, ModelSpec):
@@ -228,7 +239,9 @@ def not_applicable(claim: Claim, subject: Subject) -> str:
             return reason
     tracks = subject.tracks
     if tracks and claim.track not in ("any", *tracks):
-        spec = next(result.spec for result in subject.parts if tracks_of(result.spec) == tracks)
+        spec = next((result.spec for result in subject.parts if tracks_of(result.spec) == tracks), None)
+        if spec is None:
+            return f"the claim is about {claim.track} tracks; these parts together serve {', '.join(tracks)}"
         verb = "has" if isinstance(spec, ModelSpec) else "is tried on"
         return f"the claim is about {claim.track} tracks; {spec.kind} {spec.name!r} {verb} {', '.join(tracks_of(spec))}"
     for kind, caps in claim.needs.items():

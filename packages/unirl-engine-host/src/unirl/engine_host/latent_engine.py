@@ -1,5 +1,5 @@
 """External engine for latents: sends the request unchanged, with its media in files, receives a track, and checks the
-settings and media the engine reports having used against the request."""
+settings and media the engine reports having used against the request. With a text half it generates texts, too."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from unirl.numerics.diffusion.rollout import branch_inputs, encoded
 
 from .external import ExternalEngine, Hosting
 from .sent_media import SentMedia, sent_media
+from .text_engine import ExternalTexts
 
 __all__ = ["ExternalLatentEngine", "fitting_bridge"]
 
@@ -42,11 +43,20 @@ class ExternalLatentEngine(ExternalEngine):
     """
 
     def __init__(
-        self, hosting: Hosting, *, model: DiffusionModel, kernels: Sequence[str], probes: Sequence[Request]
+        self,
+        hosting: Hosting,
+        *,
+        model: DiffusionModel,
+        kernels: Sequence[str],
+        probes: Sequence[Request],
+        texts: ExternalTexts | None = None,
     ) -> None:
         """Start the engine and have it generate `probes`, whose settings all differ from their defaults, to detect an
-        engine that ignores one. Raises as `ExternalEngine`, and RunFailed for such an engine."""
-        self._kernels = kernels
+        engine that ignores one. Raises as `ExternalEngine`, and RunFailed for such an engine.
+
+        texts: of an engine that also generates the model's texts, in the same process and with the same weights.
+        """
+        self._kernels, self._texts = kernels, texts
         self._encoder = model
         self._probes = probes
         self.batches: tuple[int, ...] = ()
@@ -54,7 +64,7 @@ class ExternalLatentEngine(ExternalEngine):
         super().__init__(hosting, model=model)
 
     def generate(self, request: Request) -> Track:
-        """The track of the request, on the model's device.
+        """The track of the request, on the model's device; of texts see `ExternalTexts`.
 
         Rows are independent up to the rounding of a forward at another batch size.
         Raises RecipeError for an unknown track and kernels not in the spec; DataError, before sending, for media of
@@ -63,16 +73,24 @@ class ExternalLatentEngine(ExternalEngine):
         does not hold the requested weights.
         """
         with self._lock:
-            self._check(request)
+            texts = self._texts if isinstance(request.params, TextRequest) else None
+            if texts is None:
+                self._check(request)
+            else:
+                texts.check(request.text)
             self._refuse_idle()
             if request.policy_version != self.version:
                 raise RunFailed(
                     f"{self._name}: got a request for weights version {request.policy_version}, but it holds version "
                     f"{self.version}. Send it the weights first."
                 )
+            if texts is not None:
+                return texts.track(request, generate=self._generate, version=self.version)
             return _placed(self._track(request), self._model.device)
 
     def _started(self, found: Mapping[str, Any]) -> None:
+        if self._texts is not None:
+            self._texts.started(found)
         try:
             for probe in self._probes:
                 request = dataclasses.replace(probe, policy_version=self.version)

@@ -4,7 +4,7 @@ receives completions with the sampling policy's log-probs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,7 +21,10 @@ from .external import ExternalEngine, Hosting
 from .process import Program
 from .program import Product
 
-__all__ = ["CPU_CACHE_MB", "ExternalTextEngine", "ToConditions", "ToTrack"]
+__all__ = ["CPU_CACHE_MB", "ExternalTextEngine", "ExternalTexts", "ToConditions", "ToTrack"]
+
+Generate: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Tensor]], tuple[Any, dict[str, Any]]]
+"""The call `generate` of a program."""
 
 CPU_CACHE_MB = 1024
 """Size of the KV cache on a CPU when `engine.kv_cache_mb` is 0."""
@@ -52,12 +55,90 @@ class ToTrack(Protocol):
     ) -> Track: ...
 
 
-class ExternalTextEngine(ExternalEngine):
-    """A `unirl.core.roles.Engine` that generates text.
+class ExternalTexts:
+    """The text half of an external engine: how it is asked, and what is made of its answer.
 
-    Besides the calls of `ExternalEngine`, its program answers `load` with the context length as `max_model_len`, and
-    `generate` with the result of `received.generated`.
+    Its program answers `load` with the context length as `max_model_len`, and `generate` with the result of
+    `received.generated`.
     """
+
+    def __init__(
+        self,
+        product: Product,
+        *,
+        model: TextModel,
+        sampling: Callable[[TextRequest], Mapping[str, Any]],
+        conditions: ToConditions,
+        track: ToTrack,
+        limit: str = "engine.max_model_len",
+    ) -> None:
+        """sampling: a request's settings as arguments of `generate`.  limit: name of what limits the context length."""
+        self._product, self._model, self._limit = product, model, limit
+        self._sampling = sampling
+        self._conditions, self._track = conditions, track
+        self._max_model_len = 0
+
+    def started(self, found: Mapping[str, Any]) -> None:
+        """Takes the result of `load`."""
+        self._max_model_len = int(found["max_model_len"])
+
+    def check(self, wanted: TextRequest) -> None:
+        """Raise RecipeError for completions that may exceed the engine's context length."""
+        longest = max((len(prompt) for prompt in wanted.prompt_tokens), default=0) + wanted.sampling.max_new_tokens
+        if longest > self._max_model_len:
+            raise RecipeError(
+                f"sampling.max_new_tokens: prompt plus completion may reach {longest} tokens; {self._product.title} "
+                f"takes {self._max_model_len} ({self._limit}). Lower max_new_tokens or raise the limit."
+            )
+
+    def track(self, request: Request, *, generate: Generate, version: int) -> Track:
+        """The text track of the request. generate: calls the program.  version: of the weights that it was sent.
+
+        Raises DataError for media that cannot be read, before anything is sent, and RunFailed for an answer of other
+        rows, media or weights.
+        """
+        expected, name = request.text, f"engine {self._product.name!r}"
+        prompts = [prompt.to("cpu", torch.int64) for prompt in expected.prompt_tokens]
+        conditions = self._conditions(self._model, request.inputs, sampling=expected.sampling)
+        media, tensors = _media(conditions, num_rows=request.num_rows)
+        asked = {"sampling": self._sampling(expected), "seeds": list(expected.seeds), "media": media}
+        tensors |= {"prompts": torch.cat(prompts), "prompt_lengths": torch.tensor([len(row) for row in prompts])}
+        answer, result = generate(asked, tensors)
+        lengths = result["lengths"].tolist()
+        reasons: list[str] = answer["finish_reasons"]
+        temperatures = sorted(set(answer["temperatures"]))
+        if len(lengths) != request.num_rows or not {"stop", "length"}.issuperset(reasons):
+            raise RunFailed(
+                f"{name}: got {len(lengths)} completions with finish reasons {sorted(set(reasons))}, expected "
+                f"{request.num_rows} with `stop` or `length`."
+            )
+        if len(temperatures) > 1:
+            raise RunFailed(f"{name}: one request was sampled at several temperatures: {temperatures}.")
+        if other := [row for row, used in enumerate(answer["media"]) if used != media[row]]:
+            raise RunFailed(f"{name}: the completion of row {other[0]} was generated from other media than its own.")
+        if answer["version"] not in (None, version):
+            raise RunFailed(
+                f"{name}: got completions by weights of version {answer['version']}, expected version {version}, which "
+                "was sent last."
+            )
+        is_cut = expected.sampling.top_p < 1 or bool(expected.sampling.top_k)
+        says = self._product.says_cut_log_probs or not is_cut
+        return self._track(
+            request,
+            model=self._model,
+            prompt_tokens=result["prompts"].split(result["prompt_lengths"].tolist()),
+            temperature=temperatures[0],
+            tokens=result["tokens"].split(lengths),
+            log_probs=result["log_probs"].split(lengths) if says else None,
+            truncated=[reason == "length" for reason in reasons],
+            version=version,
+            conditions=conditions,
+            mask=result["mask"].split(lengths) if "mask" in result else None,
+        )
+
+
+class ExternalTextEngine(ExternalEngine):
+    """A `unirl.core.roles.Engine` that generates text."""
 
     def __init__(
         self,
@@ -71,15 +152,12 @@ class ExternalTextEngine(ExternalEngine):
         conditions: ToConditions,
         track: ToTrack,
     ) -> None:
-        """Start the engine. arguments: of `load`.  sampling: a request's settings as arguments of `generate`.
+        """Start the engine. arguments: of `load`.  The others: see `ExternalTexts`.
 
         Raises RecipeError for a model whose weight names the engine does not use, RunFailed if it does not start or has
         an untested version.
         """
-        self._product, self._text_model = product, model
-        self._sampling = sampling
-        self._conditions, self._track = conditions, track
-        self._max_model_len = 0
+        self._texts = ExternalTexts(product, model=model, sampling=sampling, conditions=conditions, track=track)
         hosting = Hosting.of(product, config, program=program, arguments=arguments, lora_rank=config.lora_rank)
         super().__init__(hosting, model=model)
 
@@ -92,63 +170,18 @@ class ExternalTextEngine(ExternalEngine):
         usable weights.
         """
         with self._lock:
-            self._check(request)
+            known, expected = self._model.spec.tracks, request.params
+            if not isinstance(expected, TextRequest) or "text" not in known.values():
+                raise RecipeError(
+                    f"sampling: got track {request.track!r}, but {self._name} generates text, and model "
+                    f"{self._model.spec.name!r} has {', '.join(f'{track} ({kind})' for track, kind in known.items())}."
+                )
+            self._texts.check(expected)
             self._refuse_idle()
-            return self._text(request)
+            return self._texts.track(request, generate=self._generate, version=self.version)
 
     def _started(self, found: Mapping[str, Any]) -> None:
-        self._max_model_len = int(found["max_model_len"])
-
-    def _check(self, request: Request) -> None:
-        known, expected = self._model.spec.tracks, request.params
-        if not isinstance(expected, TextRequest) or "text" not in known.values():
-            raise RecipeError(
-                f"sampling: got track {request.track!r}, but {self._name} generates text, and model "
-                f"{self._model.spec.name!r} has {', '.join(f'{track} ({kind})' for track, kind in known.items())}."
-            )
-        longest = max((len(prompt) for prompt in expected.prompt_tokens), default=0) + expected.sampling.max_new_tokens
-        if longest > self._max_model_len:
-            raise RecipeError(
-                f"sampling.max_new_tokens: prompt plus completion may reach {longest} tokens; {self._product.title} "
-                f"takes {self._max_model_len} (engine.max_model_len). Lower one or raise the other."
-            )
-
-    def _text(self, request: Request) -> Track:
-        expected = request.text
-        prompts = [prompt.to("cpu", torch.int64) for prompt in expected.prompt_tokens]
-        conditions = self._conditions(self._text_model, request.inputs, sampling=expected.sampling)
-        media, tensors = _media(conditions, num_rows=request.num_rows)
-        asked = {"sampling": self._sampling(expected), "seeds": list(expected.seeds), "media": media}
-        tensors |= {"prompts": torch.cat(prompts), "prompt_lengths": torch.tensor([len(row) for row in prompts])}
-        answer, result = self._generate(asked, tensors)
-        lengths = result["lengths"].tolist()
-        reasons: list[str] = answer["finish_reasons"]
-        temperatures = sorted(set(answer["temperatures"]))
-        if len(lengths) != request.num_rows or not {"stop", "length"}.issuperset(reasons):
-            raise RunFailed(
-                f"{self._name}: got {len(lengths)} completions with finish reasons {sorted(set(reasons))}, expected "
-                f"{request.num_rows} with `stop` or `length`."
-            )
-        if len(temperatures) > 1:
-            raise RunFailed(f"{self._name}: one request was sampled at several temperatures: {temperatures}.")
-        if other := [row for row, used in enumerate(answer["media"]) if used != media[row]]:
-            raise RunFailed(
-                f"{self._name}: the completion of row {other[0]} was generated from other media than its own."
-            )
-        is_cut = expected.sampling.top_p < 1 or bool(expected.sampling.top_k)
-        says = self._product.says_cut_log_probs or not is_cut
-        return self._track(
-            request,
-            model=self._text_model,
-            prompt_tokens=result["prompts"].split(result["prompt_lengths"].tolist()),
-            temperature=temperatures[0],
-            tokens=result["tokens"].split(lengths),
-            log_probs=result["log_probs"].split(lengths) if says else None,
-            truncated=[reason == "length" for reason in reasons],
-            version=self.version,
-            conditions=conditions,
-            mask=result["mask"].split(lengths) if "mask" in result else None,
-        )
+        self._texts.started(found)
 
 
 def _media(conditions: Conditions | None, *, num_rows: int) -> tuple[list[str], dict[str, Tensor]]:

@@ -202,15 +202,17 @@ def _serves(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -
 
 
 def _engines(plan: Plan, models: Mapping[str, Model], *, catalog: Catalog, device: Any) -> Iterator[tuple[str, Engine]]:
-    """Each stage and its engine. Stages of one model that chose the same section share it."""
-    built: dict[tuple[str, str], Engine] = {}
+    """Each stage and its engine, see `Stage.shares_engine`."""
+    built: list[tuple[Stage, Engine]] = []
     for stage in plan.stages:
-        key, model = (stage.engine.key, stage.learner.name), models[stage.learner.name]
-        if is_new := key not in built:
-            built[key] = build_part(stage.engine, catalog, model=model, device=device)
-        yield stage.name, built[key]
+        model = models[stage.learner.name]
+        engine = next((engine for other, engine in built if stage.shares_engine(other)), None)
+        if is_new := engine is None:
+            engine = build_part(stage.engine, catalog, model=model, device=device)
+            built.append((stage, engine))
+        yield stage.name, engine
         if is_new and stage.backend is None and not shares_weights(stage):
-            load(built[key], stage, _frozen_weights(model))
+            load(engine, stage, _frozen_weights(model))
 
 
 def _add_environments(environments: dict[str, CheckedEnvironment], plan: Plan, *, catalog: Catalog) -> None:

@@ -86,7 +86,7 @@ class Parts:
     backends: Mapping[str, Backend]
     """By learner, for those that train."""
     engines: Mapping[str, Engine]
-    """By stage; stages of one model and one choice share an object."""
+    """By stage; stages share an object by `Stage.shares_engine`."""
     algorithms: Mapping[str, Algorithm]
     """By stage, for those that are trained on."""
     rewards: Mapping[str, Reward]

@@ -27,14 +27,19 @@ def with_batch_invariance(plan: Plan) -> Plan:
 def with_run_folder(plan: Plan, folder: Path) -> Plan:
     """The plan with this run folder as `run.dir`, which also replaces `{run}` in its engines' settings.
 
-    With several stages `{part}` gets the stage before it, so that two engines of one kind do not share a file.
+    With several stages `{part}` gets the stage before it, the first one of its engine, so that two engines of one kind
+    do not share a file.
     """
     path = str(folder.resolve())
+
+    def prefix(stage: Stage) -> str:
+        return plan.prefix(next(first for first in plan.stages if first.shares_engine(stage)))
+
     return dataclasses.replace(plan, run=dataclasses.replace(plan.run, dir=path)).with_stages(
         lambda stage: _with_engine(
             stage,
             {
-                name: text.replace("{part}", plan.prefix(stage) + "{part}").replace("{run}", path)
+                name: text.replace("{part}", prefix(stage) + "{part}").replace("{run}", path)
                 for name, text in vars(stage.engine.config).items()
                 if isinstance(text, str) and "{run}" in text
             },

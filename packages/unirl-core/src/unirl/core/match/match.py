@@ -39,6 +39,7 @@ __all__ = [
     "match_parts",
     "objections",
     "placed_key",
+    "served_kinds",
 ]
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -122,7 +123,7 @@ def _pair(
     """bridged: models with a bridge; None leaves it out.  kind: of the track; None is every kind that the model has, or
     that its bridge serves."""
     result: list[Reason] = []
-    kinds = _served(model, engine) if kind is None else {kind}
+    kinds = served_kinds(model, engine) if kind is None else {kind}
     for each in sorted(kinds):
         stage = Cap.LATENT_STAGE if each == "latent" else Cap.TEXT_STAGE
         result += lacks("model", model, stage, asks=f"a {each} track")
@@ -133,14 +134,16 @@ def _pair(
     if model.needs_media:
         result += lacks("engine", engine, Cap.MEDIA_REFS, asks=f"model {model.name!r}, which needs media,")
     yield from result
-    if not result and bridged is not None and (why := lacks_bridge(model, engine, bridged=bridged)):
+    if not result and bridged is not None and (why := lacks_bridge(model, engine, bridged=bridged, kinds=kinds)):
         yield Reason(key="engine", text=why)
 
 
-def _served(model: ModelSpec, engine: EngineSpec) -> set[str]:
-    """Kinds of the model's tracks; those that the engine generates, of a model with a bridge to it."""
+def served_kinds(model: ModelSpec, engine: EngineSpec) -> set[str]:
+    """Kinds of the model's tracks; of a model with a bridge to the engine, those that both serve."""
     kinds: set[str] = set(model.tracks.values())
     served = {kind for kind in kinds if _ROLLOUTS[kind] in engine.capabilities}
+    if engine.needs_bridge and engine.name not in model.bridged_texts:
+        served.discard("text")
     return served if served and engine.name in model.bridges else kinds
 
 

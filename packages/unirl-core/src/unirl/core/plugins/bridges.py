@@ -33,10 +33,20 @@ def import_bridge(model: ModelSpec, engine: EngineSpec) -> Any:
         raise PluginBroken(f"model {model.name!r} names {name!r} as its bridge to {engine.name!r}: {error}") from error
 
 
-def lacks_bridge(model: ModelSpec, engine: EngineSpec, *, bridged: Collection[str] = ()) -> str:
-    """Why an engine cannot run a model for lack of a bridge, or empty. bridged: models that have one."""
-    if not engine.needs_bridge or engine.name in model.bridges:
+def lacks_bridge(
+    model: ModelSpec, engine: EngineSpec, *, bridged: Collection[str] = (), kinds: Collection[str] = ()
+) -> str:
+    """Why an engine cannot run a model for lack of a bridge, or empty. bridged: models that have one.  kinds: of the
+    tracks that it is to generate."""
+    if not engine.needs_bridge:
         return ""
+    if engine.name in model.bridges:
+        if "text" not in kinds or engine.name in model.bridged_texts:
+            return ""
+        return (
+            f"the bridge of model {model.name!r} to engine {engine.name!r} serves its latent tracks, not its text "
+            "tracks. Choose another engine for them, such as trainside."
+        )
     others = f"; of those installed, {', '.join(bridged)} {'does' if len(bridged) == 1 else 'do'}" if bridged else ""
     return (
         f"engine {engine.name!r} needs a bridge to the model, and model {model.name!r} has none for it{others}. "

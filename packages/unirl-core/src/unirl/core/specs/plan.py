@@ -263,6 +263,13 @@ class Stage:
         """
         return replace(self.sampling.for_evaluation(self.eval_sampling), **self.eval_sampling)
 
+    def shares_engine(self, other: Stage) -> bool:
+        """Whether one engine generates both: that of one model and one policy, with the same settings."""
+        asks, others = (
+            (stage.learner.name, stage.needs.sampler, stage.engine.name, stage.engine.config) for stage in (self, other)
+        )
+        return asks == others
+
     @property
     def parts(self) -> dict[str, Choice[Spec, PartConfig]]:
         """Kind -> the part of this stage, in the order in which they are built."""

@@ -144,6 +144,8 @@ class ModelSpec(Spec):
     into the conditions. Engines with a bridge take none, but for those in `bridged_options`."""
     bridged_options: frozenset[str] = frozenset()
     """Engines whose bridge of this model reads the `options` of a latent track."""
+    bridged_texts: frozenset[str] = frozenset()
+    """Engines whose bridge of this model serves its text tracks, too; the others serve latent tracks alone."""
     token_options: frozenset[str] = frozenset()
     """Text tracks whose `options` change logits, or what `allowed` says, such as guidance of image tokens. They are
     handed to `next_logits`, echoed with the completions, and part of every `TokenBatch`. Options of other text tracks

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from ..model_files import dtype_of
 from ..tokens.causal_lm_files import load_tokenizer
 from .config import UnifiedConfig
 from .layers import Kept, PublishedModule
-from .sequence import Frozen, Sampling, SequenceOfSample, check_length, conditions_of
+from .sequence import Frozen, Sampling, SequenceOfSample, check_length, conditions_of, decoded
 
 __all__ = ["SHIFT", "UnifiedModel"]
 
@@ -149,11 +149,7 @@ class UnifiedModel(DiffusionModel, TextModel, Generic[F]):
 
     def texts(self, tokens: Sequence[Tensor]) -> list[str]:
         """Each sample's text, without special tokens."""
-        decode: Any = self.tokenizer.decode
-        return [
-            decode(cast("Any", row).tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            for row in tokens
-        ]
+        return decoded(self.tokenizer, tokens)
 
     def score(
         self, batch: TokenBatch, *, temperature: float, with_entropy: bool = False

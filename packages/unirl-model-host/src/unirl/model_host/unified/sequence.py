@@ -26,6 +26,7 @@ __all__ = [
     "check_format",
     "check_length",
     "conditions_of",
+    "decoded",
     "token_ids",
 ]
 
@@ -85,6 +86,14 @@ def check_length(tokens: Sequence[int], text: str, *, longest: int) -> None:
             f"data: prompt {text[:40]!r}... has {len(tokens)} tokens with its images and turns; the checkpoint has "
             f"{longest} positions (max_position_embeddings). Leave it out of the prompt file."
         )
+
+
+def decoded(tokenizer: Any, tokens: Sequence[Tensor]) -> list[str]:
+    """Each row's tokens [L] as text, without special tokens."""
+    rows: list[Any] = [*tokens]
+    return [
+        tokenizer.decode(row.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows
+    ]
 
 
 def token_ids(names: Mapping[str, str], vocabulary: Mapping[str, int], *, folder: Path) -> dict[str, int]:

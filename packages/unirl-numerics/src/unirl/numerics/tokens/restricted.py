@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RestrictedTargets",
+    "RuledModel",
     "allowed_tokens",
     "narrowed_logits",
     "restricted_targets",
@@ -25,7 +27,26 @@ __all__ = [
 ]
 
 
-def allowed_tokens(model: TextModel, tokens: Tensor, *, options: Mapping[str, Any]) -> dict[int, Tensor]:
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def restricts(self) -> AbstractSet[str]: ...
+
+
+class RuledModel(Protocol):
+    """The part of a `TextModel` that says which tokens may be drawn."""
+
+    @property
+    def spec(self) -> _Named: ...
+
+    def allowed(self, tokens: Tensor, *, options: Mapping[str, Any]) -> Mapping[int, Tensor]:
+        """See `TextModel.allowed`."""
+        ...
+
+
+def allowed_tokens(model: RuledModel, tokens: Tensor, *, options: Mapping[str, Any]) -> dict[int, Tensor]:
     """Position -> ids [K] int64, rising, where `model` allows some alone; none for a model that restricts nothing.
 
     tokens: [L] int64 on the CPU.  Raises RunFailed for sets that are not token ids or are empty, and for a position

@@ -1,16 +1,15 @@
-"""In-process generation of a text track with a key-value cache, shared by every in-process engine."""
+"""Generation of a text track with a key-value cache, in process and in the processes of engines that run it there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from unirl.core.errors import RunFailed
-from unirl.core.roles import text_model
 from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.media import Media
 from unirl.core.types.request import Request
@@ -18,7 +17,7 @@ from unirl.core.types.track import Conditions, Status, TextSegment, Track
 
 from ..not_finite import first_not_finite
 from .draws import BLOCK, TokenSampler, draws
-from .restricted import allowed_tokens, narrowed_logits
+from .restricted import RuledModel, allowed_tokens, narrowed_logits
 
 if TYPE_CHECKING:
     from unirl.core.roles import TextModel
@@ -26,12 +25,43 @@ if TYPE_CHECKING:
     from unirl.core.types.request import TextRequest
     from unirl.core.types.sampling import TextSamplingConfig
 
-__all__ = ["GeneratedText", "completion_media", "generate_text", "text_conditions", "text_track", "visible_texts"]
+__all__ = [
+    "GeneratedText",
+    "TokenDecoder",
+    "completion_media",
+    "generate_text",
+    "text_conditions",
+    "text_track",
+    "visible_texts",
+]
 
 _TAIL = 32
 """Number of last tokens decoded to look for a stop string, however long the completion."""
 _SHRINK = 0.25
 """Fraction of finished rows that triggers their removal from the KV cache, which copies it."""
+
+
+class TokenDecoder(RuledModel, Protocol):
+    """The part of a `TextModel` that `generate_text` uses; an engine may have its own."""
+
+    @property
+    def device(self) -> Any: ...
+
+    @property
+    def trainable(self) -> Any:
+        """The module that computes logits, for the error about some that are not finite."""
+        ...
+
+    @property
+    def pad_token(self) -> int: ...
+
+    def texts(self, tokens: Sequence[Tensor]) -> list[str]: ...
+
+    def next_logits(
+        self, tokens: Tensor, *, positions: Tensor, attention_mask: Tensor, cache: Any
+    ) -> tuple[Tensor, Any]: ...
+
+    def select_cache(self, cache: Any, rows: Tensor) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +102,7 @@ class GeneratedText:
 
 @torch.no_grad()
 def generate_text(
-    model: TextModel,
+    model: TokenDecoder,
     wanted: TextRequest,
     *,
     conditions: Conditions | None = None,
@@ -143,7 +173,7 @@ def text_conditions(model: TextModel, inputs: Inputs, *, sampling: TextSamplingC
     if not model.spec.reads_media("text"):
         return None
     rows, index = distinct(inputs)
-    values = text_model(model).conditions(inputs.select(rows), sampling=sampling)
+    values = model.conditions(inputs.select(rows), sampling=sampling)
     return Conditions(values=values, index=torch.tensor(index)).to(model.device)
 
 
@@ -213,7 +243,7 @@ def _cut(text: str, stops: Sequence[str]) -> str:
 
 
 def _distinct(
-    model: TextModel, prompts: Sequence[Tensor], conditions: Conditions | None
+    model: TokenDecoder, prompts: Sequence[Tensor], conditions: Conditions | None
 ) -> tuple[Tensor, Tensor, Tensor, list[int]]:
     """Each distinct prompt once, padded on the left: tokens [U, P], mask [U, P]; each row's prompt index [N]; and the
     first row of each prompt."""
@@ -232,7 +262,7 @@ def _distinct(
 
 
 def _prefill(
-    model: TextModel, tokens: Tensor, mask: Tensor, conditions: Mapping[str, Ragged], **further: Any
+    model: TokenDecoder, tokens: Tensor, mask: Tensor, conditions: Mapping[str, Ragged], **further: Any
 ) -> tuple[Tensor, Any, Tensor]:
     """Logits [U, V] after prompts padded on the left, KV cache, last positions [U]."""
     positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
@@ -243,7 +273,7 @@ def _prefill(
     return logits, cache, positions[:, -1]
 
 
-def _not_finite(model: TextModel, text: Tensor, conditions: Mapping[str, Ragged], **further: Any) -> RunFailed:
+def _not_finite(model: TokenDecoder, text: Tensor, conditions: Mapping[str, Ragged], **further: Any) -> RunFailed:
     """The error for logits that are not finite after `text` [1, L], with the layer that gives them."""
     why = first_not_finite(
         model.trainable, lambda: _prefill(model, text, torch.ones_like(text, dtype=torch.bool), conditions, **further)
@@ -278,7 +308,7 @@ class _Rows:
         """Tokens [S] of an unfinished row."""
         return self._tokens[row, : self._num_steps]
 
-    def allowed(self, rows: Tensor, model: TextModel, options: Mapping[str, Any]) -> list[Tensor | None]:
+    def allowed(self, rows: Tensor, model: TokenDecoder, options: Mapping[str, Any]) -> list[Tensor | None]:
         """Ids that the next token of each row may have; None for all of them, and for finished rows."""
         if self._mask is None:
             return [None] * len(rows)
@@ -290,7 +320,7 @@ class _Rows:
             for row in numbers
         ]
 
-    def add(self, rows: Tensor, tokens: Tensor, log_probs: Tensor, forced: Tensor, model: TextModel) -> Tensor:
+    def add(self, rows: Tensor, tokens: Tensor, log_probs: Tensor, forced: Tensor, model: TokenDecoder) -> Tensor:
         """[B] bool: rows unfinished after these tokens. Finished rows take no more tokens. forced: [B] bool."""
         place = self._num_steps
         if place == self._tokens.shape[1]:
@@ -325,7 +355,7 @@ class _Rows:
             mask=None if self._mask is None else _split(self._mask, lengths),
         )
 
-    def _have_stop(self, rows: Tensor, model: TextModel) -> Tensor:
+    def _have_stop(self, rows: Tensor, model: TokenDecoder) -> Tensor:
         """[B] bool: rows whose completion contains a stop string."""
         if not self._stops:
             return torch.zeros(len(rows), dtype=torch.bool)

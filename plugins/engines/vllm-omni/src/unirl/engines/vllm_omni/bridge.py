@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from unirl.core.types.inputs import Inputs
     from unirl.core.types.sampling import LatentSamplingConfig
     from unirl.numerics.media import LoadedImage
+    from unirl.numerics.tokens.rollout import TokenDecoder
 
-__all__ = ["Bridge", "SequenceBridge"]
+__all__ = ["Bridge", "SequenceBridge", "TextBridge"]
 
 
 class Bridge(Protocol):
@@ -108,4 +109,21 @@ class SequenceBridge(Protocol):
     def prefilled(self, pipeline: Any, conditions: Mapping[str, Ragged]) -> Mapping[str, Ragged]:
         """Arguments of `velocity` in place of these conditions: one entry per row. They may depend on the weights in
         use: they are computed once per batch, and neither stored nor returned. conditions: one entry per row."""
+        ...
+
+
+@runtime_checkable
+class TextBridge(Protocol):
+    """Further methods of a `Bridge` for a model whose texts vLLM-Omni's pipeline generates too, from the same weights.
+    `ModelSpec.bridged_texts` then names the engine."""
+
+    def decoder(self, pipeline: Any) -> TokenDecoder:
+        """The model's text track for `unirl.numerics.tokens.rollout.generate_text`, which runs in the engine's worker.
+
+        Its logits are those of `TextModel.next_logits`, of the same prompt tokens and conditions.
+        """
+        ...
+
+    def max_model_len(self, pipeline: Any) -> int:
+        """Positions of the checkpoint, of prompt and completion together."""
         ...

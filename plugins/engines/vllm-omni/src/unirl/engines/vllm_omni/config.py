@@ -16,6 +16,8 @@ class VllmOmniConfig(ExternalConfig):
 
     max_num_seqs: int = limit(8, least=1)
     """Maximum batch size for denoising and decoding. Guidance doubles a forward's rows."""
+    max_num_texts: int = limit(32, least=1)
+    """Maximum number of completions generated together, of models whose texts it generates."""
     batch_wait_ms: float = limit(50.0, least=0)
     """How long an incomplete batch waits for further samples."""
     step_batching: bool = False
@@ -25,4 +27,4 @@ class VllmOmniConfig(ExternalConfig):
     tensor_parallel: int = limit(1, least=1)
     """Tensor-parallel size: devices starting at the engine's, or processes on a CPU."""
 
-    rounding_only = ("max_num_seqs",)
+    rounding_only = ("max_num_seqs", "max_num_texts")

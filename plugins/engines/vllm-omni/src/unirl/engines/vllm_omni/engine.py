@@ -1,23 +1,28 @@
-"""The engine: sends requests to vLLM-Omni unchanged, and receives trajectories with the sampling policy's
-log-probs."""
+"""The engine: sends requests to vLLM-Omni unchanged, and receives trajectories, and texts of models that also write,
+with the sampling policy's log-probs."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
-from unirl.core.roles import DiffusionModel
+from unirl.core.errors import PluginBroken
+from unirl.core.roles import DiffusionModel, text_model
 from unirl.engine_host.checkpoint_folder import diffusers_folder
 from unirl.engine_host.external import Hosting
 from unirl.engine_host.latent_engine import ExternalLatentEngine, fitting_bridge
 from unirl.engine_host.probe import probe_requests
 from unirl.engine_host.program import dtype_of, program
+from unirl.engine_host.received_text import received_track
+from unirl.engine_host.text_engine import ExternalTexts
+from unirl.numerics.tokens.rollout import text_conditions
 
-from .bridge import Bridge, SequenceBridge
+from .bridge import Bridge, SequenceBridge, TextBridge
 from .config import VllmOmniConfig
 from .environment import PRODUCT
 from .plugin import SPEC
-from .settings import cpu_variables, omni_arguments, variables
+from .settings import cpu_variables, omni_arguments, text_arguments, variables
 
 __all__ = ["build"]
 
@@ -35,6 +40,12 @@ def build(config: VllmOmniConfig, *, model: DiffusionModel, device: Any) -> Exte
     name, result = fitting_bridge(model, SPEC)
     bridge: Bridge = result
     dtype = dtype_of(config, model)
+    writes = SPEC.name in model.spec.bridged_texts
+    if writes and not isinstance(result, TextBridge):
+        raise PluginBroken(
+            f"model {model.spec.name!r} names {SPEC.name!r} in `bridged_texts`, and its bridge {name!r} has no "
+            "`decoder` and `max_model_len`."
+        )
     is_sequence = isinstance(bridge, SequenceBridge)
     if is_sequence:
         folder = bridge.checkpoint(model, config.path)
@@ -59,8 +70,19 @@ def build(config: VllmOmniConfig, *, model: DiffusionModel, device: Any) -> Exte
             "architecture": bridge.architecture,
             "folder": str(folder) if is_sequence else "",
             "settings": bridge.settings(model) if model.spec.reads_media("latent") else None,
+            "writes": writes,
         },
         lora_rank=MOST_RANK,
         overwrites=True,
     )
-    return ExternalLatentEngine(hosting, model=model, kernels=SPEC.kernels, probes=probe_requests(model))
+    texts: ExternalTexts | None = None
+    if writes:
+        texts = ExternalTexts(
+            PRODUCT,
+            model=text_model(model),
+            sampling=partial(text_arguments, batch=config.max_num_texts),
+            conditions=text_conditions,
+            track=received_track,
+            limit="max_position_embeddings of the checkpoint",
+        )
+    return ExternalLatentEngine(hosting, model=model, kernels=SPEC.kernels, probes=probe_requests(model), texts=texts)

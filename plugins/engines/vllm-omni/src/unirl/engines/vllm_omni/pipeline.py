@@ -1,4 +1,5 @@
-"""Rollout pipelines for vLLM-Omni: UniRL's denoising loop, kernels and noise around vLLM-Omni's transformer.
+"""Rollout pipelines for vLLM-Omni: UniRL's denoising loop, kernels and noise around vLLM-Omni's transformer, and its
+token loop for models that also write.
 
 Runs in the engine's environment. vLLM-Omni schedules and batches requests, one per sample. Each carries a piece of
 the rollout's request, the only source of settings and inputs. vLLM-Omni calls `forward` with a whole batch, or, with
@@ -38,21 +39,22 @@ from vllm_omni.diffusion.distributed.utils import get_local_device
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 
 from .bridge import SequenceBridge
+from .texts import TEXTS, written
 
 if TYPE_CHECKING:
     from unirl.core.types.sampling import LatentSamplingConfig
 
-    from .bridge import Bridge
+    from .bridge import Bridge, TextBridge
 
 __all__ = ["PIECE", "ROW", "RolloutPipeline", "Rollouts", "resolve"]
 
 PIECE = "unirl_request"
 """Key of a request's extra arguments: the piece of the rollout's request, as bytes."""
 ROW = "unirl"
-"""Key of an output's trajectory: the row of the piece."""
+"""Key of an output's trajectory: the row of the piece, or what came of all completions."""
 UNSYNCED = -1
-UNDERWAY = "unirl"
-"""Key of the state that vLLM-Omni keeps for a request between steps."""
+UNDERWAY, WRITTEN = "unirl", "unirl_texts"
+"""Keys of the state that vLLM-Omni keeps for a request between steps: of rows, and of the output for completions."""
 
 
 class Rollouts:
@@ -129,6 +131,10 @@ class RolloutPipeline:
         if req.is_dummy_run():
             # vLLM-Omni's warm-up, which needs all components in one dtype. The probe at start-up is a full rollout.
             return [DiffusionOutput() for _ in req.requests]
+        asked = [_texts(parameters) for parameters in req.sampling_params_list]
+        if any(asked):
+            # A call of the engine has either, and waits for its own.
+            return [self._written(texts) for texts in asked]
         rows = self._begun(Request.concat([_piece(parameters) for parameters in req.sampling_params_list]))
         finish(rows.walk, self._velocity, conditions={branch: rows.values(branch) for branch in rows.conditions})
         return self._ended(rows)
@@ -136,6 +142,11 @@ class RolloutPipeline:
     def prepare_encode(self, state: Any, **_: Any) -> Any:
         """Begin one request. vLLM-Omni needs its latent and number of steps."""
         if OmniDiffusionRequest.is_dummy_run_request_id(state.request_id):
+            state.latents = state.timesteps = torch.zeros(1)
+            return state
+        if texts := _texts(state.sampling):
+            # All at once: completions join and leave the batch of their own loop.
+            state.extra[WRITTEN] = self._written(texts)
             state.latents = state.timesteps = torch.zeros(1)
             return state
         row = state.extra[UNDERWAY] = self._begun(_piece(state.sampling))
@@ -169,11 +180,22 @@ class RolloutPipeline:
 
     def post_decode(self, state: Any, **_: Any) -> Any:
         """The output of a finished request."""
-        return self._ended(state.extra[UNDERWAY])[0] if UNDERWAY in state.extra else DiffusionOutput()
+        if UNDERWAY in state.extra:
+            return self._ended(state.extra[UNDERWAY])[0]
+        return state.extra.get(WRITTEN) or DiffusionOutput()
 
-    def _begun(self, request: Request) -> Underway:
+    def _written(self, texts: bytes) -> Any:
+        """The output for all completions of a call."""
+        self._refuse_torn()
+        result = written(cast("TextBridge", self.bridge).decoder(self), texts)
+        return _output({**result, "version": self.unirl_version})
+
+    def _refuse_torn(self) -> None:
         if self.unirl_torn:
             raise RuntimeError(f"cannot generate with these weights: {self.unirl_torn}")
+
+    def _begun(self, request: Request) -> Underway:
+        self._refuse_torn()
         sampling = request.latent.sampling
         shape = self.bridge.latent_shape(self, sampling)
         walk = latent_walk(request, latent_shape=shape, device=get_local_device())
@@ -209,10 +231,7 @@ class RolloutPipeline:
             sources=rows.sources,
             version=rows.version,
         )
-        # Returned as images, they would pass through the pipeline's postprocessing to 8 bits or PIL. A trajectory is
-        # returned unchanged in every version, but only together with an image or a video, hence the empty one.
-        nothing = torch.zeros(1, 3, *(1,) * (rows.walk.x.ndim - 4), 8, 8)
-        return [DiffusionOutput(nothing, trajectory_latents={ROW: {**row, "rows": rows.num_rows}}) for row in result]
+        return [_output({**row, "rows": rows.num_rows}, ndim=rows.walk.x.ndim) for row in result]
 
     def _encoded(self, inputs: Inputs, sampling: LatentSamplingConfig) -> tuple[Conditions, list[list[str]]]:
         """The conditions of the rows, and what each was encoded from besides its text, see `echoed`.
@@ -247,6 +266,18 @@ class RolloutPipeline:
     def _load_diffusion_lora_adapter(self, *, lora_request: Any, lora_path: str, dtype: Any) -> Any:
         """Called by vLLM-Omni before it looks for an adapter on disk."""
         return self.unirl_adapter
+
+
+def _output(row: Mapping[str, Any], *, ndim: int = 4) -> Any:
+    """ndim: 4 of an image, 5 of a video."""
+    # Returned as images, they would pass through the pipeline's postprocessing to 8 bits or PIL. A trajectory is
+    # returned unchanged in every version, but only together with an image or a video, hence the empty one.
+    return DiffusionOutput(torch.zeros(1, 3, *(1,) * (ndim - 4), 8, 8), trajectory_latents={ROW: row})
+
+
+def _texts(parameters: Any) -> bytes:
+    """The completions that a request asks for, as a frame; empty for a piece of latents."""
+    return (parameters.extra_args or {}).get(TEXTS, b"")
 
 
 def _piece(parameters: Any) -> Request:

@@ -1,4 +1,4 @@
-"""vLLM-Omni as an external rollout engine for images."""
+"""vLLM-Omni as an external rollout engine for images, and for the texts of models that also write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["SPEC", "unirl_engines"]
 
 SPEC = EngineSpec(
     name="vllm-omni",
-    summary="vLLM-Omni for images, in a separate process and environment, with weights synced before each rollout",
+    summary="vLLM-Omni for images, and texts of models that also write, in a separate process and environment",
     build="unirl.engines.vllm_omni.engine:build",
     config="unirl.engines.vllm_omni.config:VllmOmniConfig",
     environment="unirl.engines.vllm_omni.environment:ENVIRONMENT",
@@ -21,14 +21,17 @@ SPEC = EngineSpec(
     reads_weights=False,
     capabilities={
         Cap.LATENT_ROLLOUT,
+        Cap.TEXT_ROLLOUT,
         Cap.SIGMAS,
         Cap.INITIAL_NOISE,
         Cap.STEP_NOISE,
+        Cap.SEEDS,
         Cap.SDE_STEPS,
         Cap.SDE_STEPS_PER_GROUP,
         Cap.TRAJECTORY_WINDOW,
         Cap.TRAJECTORY_FULL,
         Cap.LOG_PROBS_GAUSSIAN,
+        Cap.LOG_PROBS_TOKEN,
         Cap.CONDITIONS,
         Cap.GUIDANCE,
         Cap.MEDIA_REFS,

@@ -45,8 +45,8 @@ class _Server:
 
     def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Build the engine. asked: arguments of `AsyncOmni`, and the bridge, its architecture and settings, None for a
-        model without media; the folder of a checkpoint without `model_index.json`, else "". Returns the weights
-        held."""
+        model without media; the folder of a checkpoint without `model_index.json`, else ""; and whether it
+        writes. Returns the weights held, and the context length of a model that writes."""
 
         async def made() -> Any:
             from unirl.engines.vllm_omni import batch_outputs
@@ -71,7 +71,8 @@ class _Server:
 
         self._omni = self._run(made())
         inventories = self._on_workers("unirl_inventory")
-        return {"weights": inventories[0]}, {}
+        lengths = self._on_workers("unirl_max_model_len") if asked["writes"] else [0]
+        return {"weights": inventories[0], "max_model_len": lengths[0]}, {}
 
     def _indexed(self, checkpoint: str, *, architecture: str) -> dict[str, str]:
         """`model` for a checkpoint that does not name its pipeline: a folder that does, with nothing else in it, since
@@ -86,14 +87,30 @@ class _Server:
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """A track. tensors: `request`, the bytes of a `Request`. Returns those of the `Track`, and the inputs used for
-        each row: see `unirl.engine_host.latent_rows`."""
+        each row: see `unirl.engine_host.latent_rows`.
+
+        Without `request`, completions: see `unirl.engine_host.received`.
+        """
         from unirl.core.types.request import Request
         from unirl.core.types.serial import from_bytes
         from unirl.engine_host import latent_rows as latent_rows
 
+        if "request" not in tensors:
+            return self._texts(asked, tensors)
         request = from_bytes(tensors["request"].numpy().tobytes(), Request)
         rows = self._run(self._rows(request))
         return latent_rows.joined(request, rows)
+
+    def _texts(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
+        """All completions as one request of vLLM-Omni, which has nothing to schedule: the token loop is UniRL's."""
+        from unirl.engine_host.frames import to_frame
+        from unirl.engine_host.received import generated
+        from unirl.engines.vllm_omni.texts import TEXTS
+
+        self._count += 1
+        texts = {TEXTS: to_frame(asked, tensors)}
+        asking = self._made("texts", f"{self._count}", of="texts", num_inference_steps=1, extra_args=texts)
+        return generated(**self._run(asking))
 
     async def _rows(self, request: Any) -> Sequence[Mapping[str, Any]]:
         """vLLM-Omni's output for each row, in order; every row is a separate request."""
@@ -103,13 +120,13 @@ class _Server:
 
     async def _row(self, piece: Any, name: str) -> Mapping[str, Any]:
         from unirl.core.types.serial import to_bytes
-        from unirl.engines.vllm_omni.pipeline import PIECE, ROW
-        from unirl.engines.vllm_omni.worker_extension import ADAPTER
-
-        from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+        from unirl.engines.vllm_omni.pipeline import PIECE
 
         expected = piece.latent
-        parameters = OmniDiffusionSamplingParams(
+        return await self._made(
+            piece.inputs.texts[0],
+            name,
+            of=f"sample {piece.sample_ids[0]!r}",
             # These only decide batching; the settings used are in the piece.
             height=expected.sampling.height,
             width=expected.sampling.width,
@@ -117,17 +134,27 @@ class _Server:
             num_inference_steps=len(expected.sigmas) - 1,
             guidance_scale=expected.sampling.guidance_scale,
             max_sequence_length=expected.sampling.max_sequence_length,
-            lora_request=ADAPTER if self._has_adapter else None,
             extra_args={PIECE: to_bytes(piece)},
         )
+
+    async def _made(self, prompt: str, name: str, *, of: str, **parameters: Any) -> Any:
+        """What the pipeline made of one request of vLLM-Omni. of: what it asks for, for messages."""
+        from unirl.engines.vllm_omni.pipeline import ROW
+        from unirl.engines.vllm_omni.worker_extension import ADAPTER
+
+        from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+        adapter = ADAPTER if self._has_adapter else None
         answers = self._omni.generate(
-            {"prompt": piece.inputs.texts[0]}, request_id=name, sampling_params_list=[parameters]
+            {"prompt": prompt},
+            request_id=name,
+            sampling_params_list=[OmniDiffusionSamplingParams(lora_request=adapter, **parameters)],
         )
         result = [answer async for answer in answers]
         made = (result[-1].trajectory_latents or {}).get(ROW) if result and result[-1].request_id == name else None
         if made is None:
             reply = [f"{answer.request_id}: {answer.error or 'without a rollout'}" for answer in result]
-            raise RuntimeError(f"request {name!r} of sample {piece.sample_ids[0]!r} came back as {reply}.")
+            raise RuntimeError(f"request {name!r} of {of} came back as {reply}.")
         return made
 
     def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from unirl.core.types.request import TextRequest
 from unirl.engine_host.program import refuse_extra
 
 from .config import VllmOmniConfig
 
-__all__ = ["cpu_variables", "omni_arguments", "variables"]
+__all__ = ["cpu_variables", "omni_arguments", "text_arguments", "variables"]
 
 OF_THE_ENGINE = (
     "cache_backend",
@@ -64,3 +65,14 @@ def omni_arguments(config: VllmOmniConfig, *, folder: Path, dtype: torch.dtype, 
         }
     refuse_extra(config, arguments, OF_THE_ENGINE)
     return {**arguments, **config.extra}
+
+
+def text_arguments(wanted: TextRequest, *, batch: int) -> Mapping[str, Any]:
+    """Settings of completions, see `unirl.engines.vllm_omni.texts`. batch: completions generated together."""
+    sampling = wanted.sampling
+    names = ("temperature", "top_p", "top_k", "max_new_tokens", "stop")
+    return {
+        "config": {name: getattr(sampling, name) for name in names},
+        "stop_tokens": list(wanted.stop_tokens),
+        "batch": batch,
+    }

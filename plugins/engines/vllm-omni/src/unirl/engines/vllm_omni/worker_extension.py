@@ -152,6 +152,11 @@ class WorkerExtension(CustomPipelineWorkerExtension):
             result.append((name, str(held.dtype).removeprefix("torch."), shape))
         return result
 
+    def unirl_max_model_len(self) -> int:
+        """Positions of the checkpoint of a model that writes."""
+        pipeline = self.model_runner.pipeline
+        return pipeline.bridge.max_model_len(pipeline)
+
     @_answers_refusals
     def unirl_load_full(self, paths: Sequence[str], expected: str, version: int) -> None:
         """Load all weights from these files. Rejects a wrong checksum and unknown names; raises RuntimeError when the

@@ -49,8 +49,12 @@ class WeightSync:
             self._meet([session.train[0], *session.rollout])
 
     def sync(self, stage: Stage) -> None:
-        """Send the current weights of the policy that a stage samples with to every worker that generates it."""
-        self._session.versions.sampled[stage.name] = self._send(stage, self._session.generating(stage.name))
+        """Send the current weights of the policy that a stage samples with to every worker that generates it; they are
+        then those of all stages of the same engines."""
+        version = self._send(stage, self._session.generating(stage.name))
+        for other in self._stages:
+            if self._is_served_with(other, stage):
+                self._session.versions.sampled[other.name] = version
 
     def is_current(self, stage: str) -> bool:
         """Whether rollouts of a stage use the current weights, and so can be regenerated; true of frozen ones."""
@@ -58,8 +62,8 @@ class WeightSync:
 
     def refresh(self, actor: Actor) -> None:
         """Send one worker the weights of the current rollout, of every stage that is current."""
-        for stage in self._stages:
-            if actor.place.hosts(stage.name) and self._is_current(stage):
+        for stage in self._apart([stage for stage in self._stages if actor.place.hosts(stage.name)]):
+            if self._is_current(stage):
                 self._send(stage, [actor])
 
     def check_current(self, actor: Actor) -> None:
@@ -85,13 +89,26 @@ class WeightSync:
             return
         self._lent[learner] = which
         try:
-            for stage in stages:
+            for stage in self._apart(stages):
                 self._send(stage, self._session.generating(stage.name))
             yield
         finally:
             del self._lent[learner]
             for stage in stages:
                 self._session.versions.sampled[stage.name] = NOTHING
+
+    def _apart(self, stages: Sequence[Stage]) -> list[Stage]:
+        """Those stages whose engines serve none of the stages before."""
+        result: list[Stage] = []
+        for stage in stages:
+            if not any(self._is_served_with(stage, other) for other in result):
+                result.append(stage)
+        return result
+
+    def _is_served_with(self, stage: Stage, other: Stage) -> bool:
+        """Whether the same engines of the same workers generate both."""
+        first, second = ([actor.name for actor in self._session.generating(one.name)] for one in (stage, other))
+        return stage.shares_engine(other) and first == second
 
     def _policy(self, stage: Stage) -> Policy:
         return self._lent.get(stage.learner.name, stage.needs.sampler)

@@ -31,6 +31,7 @@ _NAMES = {"start": "im_start", "end": "im_end", "image_start": "vision_start", "
 class Encoder:
     """Tokenizer, ViT and VAE of a checkpoint. Nothing that it makes depends on weights that train."""
 
+    tokenizer: Any
     marks: Marks
     images: Images
     longest: int
@@ -49,7 +50,7 @@ class Encoder:
     ) -> None:
         """Arguments as of `Images`. Raises RecipeError, key `model.path`, for a checkpoint that is not whole."""
         settings, names = read_json(folder / CONFIG), {key: f"<|{name}|>" for key, name in _NAMES.items()}
-        self._tokenizer, self._device, self._sizes = tokenizer, device, sizes
+        self.tokenizer, self._device, self._sizes = tokenizer, device, sizes
         ids = token_ids(names, tokenizer.get_vocab(), folder=folder)
         self.marks = Marks(**ids, latent=sizes.vocab, feature=sizes.vocab + 1)
         self.longest = read_json(folder / LANGUAGE).get("max_position_embeddings", 2**31)
@@ -109,4 +110,4 @@ class Encoder:
         return context
 
     def _tokenized(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]

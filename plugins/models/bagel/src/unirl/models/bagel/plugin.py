@@ -34,6 +34,7 @@ SPEC = ModelSpec(
         "image": "unirl.models.bagel.config:ImageOptions",
     },
     bridged_options=frozenset({"vllm-omni"}),
+    bridged_texts=frozenset({"vllm-omni"}),
     trainable="transformer",
     lora_targets=tuple(f"{name}_proj{expert}" for expert in ("", "_moe_gen") for name in "qkvo"),
     wrap_blocks=("MixtureLayer",),
