@@ -13,9 +13,9 @@ from unirl.model_host.model_files import find_checkpoint, read_json
 from .config import EXAMPLE, HunyuanImageConfig
 from .module import GROUPS, Sizes
 
-__all__ = ["CONFIG", "GENERATION", "find", "has_template", "sizes_of"]
+__all__ = ["CONFIG", "GENERATION", "WEIGHTS", "find", "has_template", "sizes_of"]
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model"
 _FILES = ("*.json", "*.safetensors", "*.txt", "LICENSE*", "NOTICE*")
 _EXPECTED: Mapping[str, Any] = {
     "hidden_act": "silu", "use_qk_norm": True, "use_mixed_mlp_moe": True, "use_cla": False, "use_mla": False,
