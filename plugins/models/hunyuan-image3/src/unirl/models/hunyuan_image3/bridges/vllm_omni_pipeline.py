@@ -75,7 +75,9 @@ def _published(name: str) -> str:
 def _check(od_config: Any) -> None:
     release, ranks = version("vllm-omni"), od_config.parallel_config.tensor_parallel_size
     if release.startswith("0.30."):
-        raise RuntimeError(f"engine.release: got vLLM-Omni {release}, expected 0.32 for HunyuanImage-3.0. Leave it empty.")
+        raise RuntimeError(
+            f"engine.release: got vLLM-Omni {release}, expected 0.32 for HunyuanImage-3.0. Leave it empty."
+        )
     if ranks > 1:
         raise RuntimeError(
             f"engine.tensor_parallel: got {ranks}, expected 1 for HunyuanImage-3.0, whose experts are not split over "
@@ -142,8 +144,8 @@ def _rearrange(layer: Any, sizes: Sizes, number: int) -> None:
 
 
 class _Rearranged(nn.Module):
-    """A layer whose rows are in the order of the checkpoint, as adapters and synced weights have them, and whose outputs
-    are in that of vLLM-Omni: queries, keys and values are not grouped by key, and the gate comes first."""
+    """A layer whose rows are in the order of the checkpoint, as adapters and synced weights have them, and whose
+    outputs are in that of vLLM-Omni: queries, keys and values are not grouped by key, and the gate comes first."""
 
     def __init__(self, width: int, order: Tensor, *, prefix: str) -> None:
         super().__init__()
