@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from unirl.model_host.model_files import read_json
 from unirl.model_host.unified.layers import sight
 
 from ..module import TIMESTEPS, angles
@@ -44,10 +45,19 @@ class HunyuanInVllmOmni:
     fused = FUSED
 
     def unfit(self, model: Any) -> str:
+        from ..checkpoint import CONFIG
+
         if min(model.sizes.chosen) < 2:
             return (
                 "got a checkpoint in which a token takes one expert (moe_topk 1), whose weight vLLM-Omni does not make "
                 "1. Use engine=trainside."
+            )
+        shared = read_json(model.folder / CONFIG).get("intermediate_size")
+        if {shared} != set(model.sizes.inner):
+            return (
+                f"got a checkpoint whose intermediate_size is {shared}, expected its moe_intermediate_size, "
+                f"{sorted(set(model.sizes.inner))}: vLLM-Omni sizes the MLP of all tokens by the first. Use "
+                "engine=trainside."
             )
         return ""
 
