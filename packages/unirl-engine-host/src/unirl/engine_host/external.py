@@ -7,13 +7,13 @@ it receives full weights.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
 from unirl.core.roles import Model, WeightReceipt, WeightUpdate
-from unirl.core.types.weights import forms
+from unirl.core.types.weights import forms, joined, tensor_digests
 from unirl.engine_host.config import ExternalConfig
 
 from .process import EngineProcess, EngineRaised, Program
@@ -43,6 +43,8 @@ class Hosting:
     """Whether fp32 weights are rounded to the engine's dtype."""
     lora_rank: int = 0
     """Largest LoRA rank; 0 accepts no adapters."""
+    leaves_out: Callable[[str], bool] = lambda name: False
+    """Whether the engine computes nothing with the trained weight of this name, or its adapter, and is not sent it."""
     overwrites: bool = False
     """Whether full weights overwrite everything a sync writes, so that a failed sync needs no restart."""
     sleeps: bool = False
@@ -62,6 +64,7 @@ class Hosting:
         program: Program,
         arguments: Mapping[str, Any],
         lora_rank: int,
+        leaves_out: Callable[[str], bool] = lambda name: False,
         overwrites: bool = False,
     ) -> Hosting:
         """The description of an engine configured by a recipe."""
@@ -72,6 +75,7 @@ class Hosting:
             check_version=product.check_version,
             rounds=config.dtype != "auto",
             lora_rank=lora_rank,
+            leaves_out=leaves_out,
             overwrites=overwrites,
             sleeps=config.sleep_mode,
             transfer_dir=config.transfer_dir,
@@ -121,13 +125,14 @@ class ExternalEngine:
             if update.kind != "lora" and not self._process.is_running:
                 self._process.close()
                 self._start()
-            self._refuse_unfit(update)
+            used = [name for name in update.tensors if not self._hosting.leaves_out(name)]
+            self._refuse_unfit(replace(update, tensors={name: forms(update.tensors)[name] for name in used}))
             before, self._unusable = self._unusable, f"the sync of version {update.version} did not complete."
-            with files_of(update, folder=self._hosting.transfer_dir) as paths:
+            with files_of(update, folder=self._hosting.transfer_dir, names=used) as paths:
                 asked = {
                     "kind": "lora" if update.kind == "lora" else "full",
                     "paths": paths,
-                    "checksum": update.checksum,
+                    "checksum": _checksum(update, used),
                     "scale": update.adapter_scale,
                     "version": update.version,
                 }
@@ -212,7 +217,8 @@ class ExternalEngine:
         """Reject a model whose weights have other names in the engine at start-up, not at the first sync."""
         # PEFT nests an adapted layer's own weight one name deeper.
         trains = {name.replace(".base_layer.", ".") for name, _ in self._model.trainable.named_parameters()}
-        unknown = sorted(name for name in trains - self._held.keys() if ".lora_" not in name)
+        missing = (name for name in trains - self._held.keys() if not self._hosting.leaves_out(name))
+        unknown = sorted(name for name in missing if ".lora_" not in name)
         if unknown:
             raise RecipeError(
                 f"engine: {self._hosting.title} has no weights with the names of {len(unknown)} trained weights of "
@@ -237,3 +243,11 @@ class ExternalEngine:
             mismatch = adapter_mismatch(update, self._held, most_rank=self._hosting.lora_rank)
         if mismatch:
             raise EchoMismatch(f"{what}: {mismatch}")
+
+
+def _checksum(update: WeightUpdate, names: Sequence[str]) -> str:
+    """Of the tensors of these names."""
+    if len(names) == len(update.tensors):
+        return update.checksum
+    digests = update.digests or tensor_digests(update.tensors)
+    return joined(digests[name] for name in sorted(names))

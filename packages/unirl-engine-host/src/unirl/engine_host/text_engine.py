@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.errors import DataError, RecipeError, RunFailed
 from unirl.core.roles import TextModel
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request, TextRequest
@@ -70,8 +70,10 @@ class ExternalTextEngine(ExternalEngine):
         sampling: Callable[[TextRequest], Mapping[str, Any]],
         conditions: ToConditions,
         track: ToTrack,
+        leaves_out: Callable[[str], bool] = lambda name: False,
     ) -> None:
         """Start the engine. arguments: of `load`.  sampling: a request's settings as arguments of `generate`.
+        leaves_out: as of `Hosting`.
 
         Raises RecipeError for a model whose weight names the engine does not use, RunFailed if it does not start or has
         an untested version.
@@ -80,7 +82,14 @@ class ExternalTextEngine(ExternalEngine):
         self._sampling = sampling
         self._conditions, self._track = conditions, track
         self._max_model_len = 0
-        hosting = Hosting.of(product, config, program=program, arguments=arguments, lora_rank=config.lora_rank)
+        hosting = Hosting.of(
+            product,
+            config,
+            program=program,
+            arguments=arguments,
+            lora_rank=config.lora_rank,
+            leaves_out=leaves_out,
+        )
         super().__init__(hosting, model=model)
 
     def generate(self, request: Request) -> Track:
@@ -118,6 +127,7 @@ class ExternalTextEngine(ExternalEngine):
         prompts = [prompt.to("cpu", torch.int64) for prompt in expected.prompt_tokens]
         conditions = self._conditions(self._text_model, request.inputs, sampling=expected.sampling)
         media, tensors = _media(conditions, num_rows=request.num_rows)
+        self._check_media(request, media)
         asked = {"sampling": self._sampling(expected), "seeds": list(expected.seeds), "media": media}
         tensors |= {"prompts": torch.cat(prompts), "prompt_lengths": torch.tensor([len(row) for row in prompts])}
         answer, result = self._generate(asked, tensors)
@@ -150,14 +160,25 @@ class ExternalTextEngine(ExternalEngine):
             mask=result["mask"].split(lengths) if "mask" in result else None,
         )
 
+    def _check_media(self, request: Request, media: Sequence[str]) -> None:
+        spec = self._model.spec
+        shown = [name for name, key in zip(request.sample_ids, media, strict=True) if key]
+        if shown and (why := spec.text_alone.get(self._hosting.program.name)):
+            raise DataError(
+                f"sample {shown[0]!r}, model {spec.name!r}: got images, of which {self._name} is given none: {why}. "
+                "Use engine=trainside."
+            )
+
 
 def _media(conditions: Conditions | None, *, num_rows: int) -> tuple[list[str], dict[str, Tensor]]:
     """The key of each row's media, and their tensors as `received.rows` reads them. Keys are checksums of the tensors,
-    so that an engine's caches by key never share between different media; empty without media."""
+    so that an engine's caches by key never share between different media; empty without media, or with tensors that are
+    all empty."""
     if conditions is None:
         return [""] * num_rows, {}
     values = conditions.to("cpu").values
     each = [dict(zip(values, one, strict=True)) for one in zip(*values.values(), strict=True)]
-    keys = [checksum(one) for one in each]
-    tensors = {f"{key}/{name}": value for key, one in zip(keys, each, strict=True) for name, value in one.items()}
+    keys = [checksum(one) if any(value.numel() for value in one.values()) else "" for one in each]
+    shown = [(key, one) for key, one in zip(keys, each, strict=True) if key]
+    tensors = {f"{key}/{name}": value for key, one in shown for name, value in one.items()}
     return [keys[number] for number in conditions.index.tolist()], tensors

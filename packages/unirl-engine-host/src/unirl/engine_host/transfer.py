@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,15 +84,16 @@ def adapter_mismatch(update: WeightUpdate, held: Mapping[str, Held], *, most_ran
 
 
 @contextmanager
-def files_of(update: WeightUpdate, *, folder: str) -> Iterator[list[str]]:
+def files_of(update: WeightUpdate, *, folder: str, names: Collection[str] | None = None) -> Iterator[list[str]]:
     """The update as safetensors files, deleted when the block ends. Raises RunFailed if there is no space.
 
+    names: of the tensors that are written; None is all.
     folder: for the files; empty uses shared memory, or the temporary folder if they do not fit.
     """
     place = place_for(sum(form.nbytes for form in forms(update.tensors).values()), folder=folder, what="weights")
     with tempfile.TemporaryDirectory(prefix="unirl-weights-", dir=place) as name:
         paths: list[str] = []
-        for number, piece in enumerate(_pieces(update.tensors)):
+        for number, piece in enumerate(_pieces(update.tensors, names)):
             paths.append(str(Path(name) / f"{number}.safetensors"))
             save_file(piece, paths[-1])
         yield paths
@@ -111,11 +112,14 @@ def place_for(size: float, *, folder: str, what: str) -> Path:
     return fitting[0]
 
 
-def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def _pieces(tensors: Mapping[str, Tensor], names: Collection[str] | None) -> Iterator[dict[str, Tensor]]:
     """Pieces in the original order, so that the engine gets the tensors of a layer together."""
     piece: dict[str, Tensor] = {}
     size = 0
+    # Also those that are left out: where making a tensor is collective, all ranks make it.
     for name, tensor in tensors.items():
+        if names is not None and name not in names:
+            continue
         own = tensor.numel() * tensor.element_size()
         if piece and size + own > FILE_BYTES:
             yield piece

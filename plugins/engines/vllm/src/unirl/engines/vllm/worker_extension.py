@@ -26,6 +26,7 @@ from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+from vllm.model_executor.utils import get_packed_modules_mapping
 from vllm.platforms import current_platform
 
 __all__ = ["ADAPTER", "WorkerExtension", "held_weights"]
@@ -79,7 +80,8 @@ def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
 
 def _pieces(model: Any) -> Iterator[tuple[str, Tensor]]:
     """As `held_weights`, with vLLM's prefixes."""
-    packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
+    # A model's own, or those of the models within it.
+    packed: Mapping[str, Sequence[str]] = get_packed_modules_mapping(model)
     seen: set[int] = set()
     for path, module in model.named_modules():
         # With LoRA enabled, a wrapper replaces the layer.
