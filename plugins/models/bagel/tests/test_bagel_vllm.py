@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bagel_runs import SMALL, run
 from external_engines.environments import make
 from external_engines.text_engines import (
     test_a_text_depends_on_its_seed_and_not_on_what_else_is_generated,
@@ -63,7 +64,7 @@ def engine(tiny_folder: Path) -> Iterator[ExternalTextEngine]:
 def ask(model: BagelModel) -> Ask:
     """A request of two samples for each prompt; the version is the engine's."""
 
-    def make(engine: ExternalTextEngine, *, seed: int = 0, media: Any = lambda number: (), **settings: Any) -> Request:
+    def made(engine: ExternalTextEngine, *, seed: int = 0, media: Any = lambda number: (), **settings: Any) -> Request:
         return make_request(
             model,
             TextSamplingConfig(**{"max_new_tokens": 16, **settings}),
@@ -75,7 +76,7 @@ def ask(model: BagelModel) -> Ask:
             policy_version=engine.version,
         )
 
-    return make
+    return made
 
 
 def test_a_text_continues_from_turns_behind_a_system_prompt(
@@ -98,3 +99,18 @@ def test_images_are_refused_with_the_reason(
     with pytest.raises(DataError, match=r"got images, of which engine 'vllm' is given none: it scales every image"):
         engine.generate(ask(engine, media=lambda number: media[number]))
     assert gap(engine.generate(ask(engine)), model) < ROUNDING
+
+
+def test_plans_of_vllm_and_images_of_vllm_omni_train_one_model_in_one_step(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adapters on both experts, of which vLLM is sent those of texts."""
+    make("vllm-omni")
+    monkeypatch.chdir(tmp_path)
+    words = ["engine@engine.plan=vllm", "engine.plan.kv_cache_mb=64", "engine.plan.lora_rank=32"]
+    words += ["engine@engine.image=vllm-omni"]
+    steps = run(tmp_path, tiny_folder, *SMALL, *words, has_sources=False)
+    assert len(steps) == 2
+    for step in steps:
+        for track in ("plan", "image"):
+            assert step[f"{track}/logp_mismatch_max"] <= ROUNDING and step[f"{track}/grad_norm"] > 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
@@ -18,7 +18,7 @@ from unirl.engine_host.config import ExternalConfig
 
 from .process import EngineProcess, EngineRaised, Program
 from .program import Product
-from .transfer import Held, adapter_mismatch, files_of, full_mismatch, inventory
+from .transfer import Held, adapter_mismatch, described, files_of, full_mismatch, inventory
 
 __all__ = ["UNSYNCED", "ExternalEngine", "Hosting"]
 
@@ -101,6 +101,8 @@ class ExternalEngine:
         self._lock = threading.RLock()
         self._process = EngineProcess(hosting.program)
         self._held: dict[str, Held] = {}
+        self._left_out: dict[str, Held] = {}
+        """Trained weights that it is not sent."""
         self._unusable = ""
         """Why the engine cannot generate until a full sync; empty if it can."""
         self._has_other_base = False
@@ -126,7 +128,7 @@ class ExternalEngine:
                 self._process.close()
                 self._start()
             used = [name for name in update.tensors if not self._hosting.leaves_out(name)]
-            self._refuse_unfit(replace(update, tensors={name: forms(update.tensors)[name] for name in used}))
+            self._refuse_unfit(update)
             before, self._unusable = self._unusable, f"the sync of version {update.version} did not complete."
             with files_of(update, folder=self._hosting.transfer_dir, names=used) as paths:
                 asked = {
@@ -216,9 +218,10 @@ class ExternalEngine:
     def _refuse_other_names(self) -> None:
         """Reject a model whose weights have other names in the engine at start-up, not at the first sync."""
         # PEFT nests an adapted layer's own weight one name deeper.
-        trains = {name.replace(".base_layer.", ".") for name, _ in self._model.trainable.named_parameters()}
-        missing = (name for name in trains - self._held.keys() if not self._hosting.leaves_out(name))
-        unknown = sorted(name for name in missing if ".lora_" not in name)
+        named = self._model.trainable.named_parameters()
+        trains = {name.replace(".base_layer.", "."): weight for name, weight in named if ".lora_" not in name}
+        self._left_out = {name: described(one) for name, one in trains.items() if self._hosting.leaves_out(name)}
+        unknown = sorted(trains.keys() - self._held.keys() - self._left_out.keys())
         if unknown:
             raise RecipeError(
                 f"engine: {self._hosting.title} has no weights with the names of {len(unknown)} trained weights of "
@@ -228,11 +231,12 @@ class ExternalEngine:
 
     def _refuse_unfit(self, update: WeightUpdate) -> None:
         what, rounds = f"weights: {update.kind} of version {update.version}", self._hosting.rounds
+        held = {**self._held, **self._left_out}
         if self._is_asleep:
             raise RunFailed(f"{what}: {self._name} is asleep and cannot load weights; wake it first.")
         if update.kind != "lora":
-            mismatch = full_mismatch(update, self._held, rounds=rounds)
-            if mismatch and not full_mismatch(update, self._held, rounds=True):
+            mismatch = full_mismatch(update, held, rounds=rounds)
+            if mismatch and not full_mismatch(update, held, rounds=True):
                 mismatch += " Or set engine.dtype, to which fp32 weights are then rounded."
         elif update.tensors and not self._hosting.lora_rank:
             rank = next(iter(forms(update.tensors).values())).shape[0]
@@ -240,7 +244,7 @@ class ExternalEngine:
         elif self._unusable and self._has_other_base:
             raise RunFailed(f"{what}: an adapter update is not enough, since {self._unusable} Send full weights.")
         else:
-            mismatch = adapter_mismatch(update, self._held, most_rank=self._hosting.lora_rank)
+            mismatch = adapter_mismatch(update, held, most_rank=self._hosting.lora_rank)
         if mismatch:
             raise EchoMismatch(f"{what}: {mismatch}")
 

@@ -18,7 +18,7 @@ from unirl.core.names import did_you_mean
 from unirl.core.roles import WeightUpdate
 from unirl.core.types.weights import forms, weight_mismatch
 
-__all__ = ["Held", "adapter_mismatch", "files_of", "full_mismatch", "inventory", "place_for"]
+__all__ = ["Held", "adapter_mismatch", "described", "files_of", "full_mismatch", "inventory", "place_for"]
 
 FILE_BYTES = 2**30
 """Maximum file size in bytes, unless one tensor is larger."""
@@ -38,10 +38,15 @@ def inventory(found: Sequence[Sequence[Any]]) -> dict[str, Held]:
     return {name: Held(dtype=dtype, shape=tuple(shape)) for name, dtype, shape in found}
 
 
+def described(tensor: Tensor) -> Held:
+    """A weight by its dtype and shape."""
+    return Held(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+
+
 def full_mismatch(update: WeightUpdate, held: Mapping[str, Held], *, rounds: bool) -> str:
     """Why full weights are incompatible; empty when they fit. rounds: fp32 weights are rounded to the engine's
     dtype."""
-    sent = {name: _described(form) for name, form in forms(update.tensors).items()}
+    sent = {name: described(form) for name, form in forms(update.tensors).items()}
     if rounds:
         sent = {
             name: Held(dtype=held[name].dtype, shape=one.shape) if one.dtype == "float32" and name in held else one
@@ -76,8 +81,8 @@ def adapter_mismatch(update: WeightUpdate, held: Mapping[str, Held], *, most_ran
         if rank != next(iter(sent.values())).shape[0]:
             return f"the adapter of {layer!r} has rank {rank}, others differ; all must have the same rank."
         for tensor in (down, up):
-            if _described(tensor).dtype not in ("float32", base.dtype):
-                return f"the adapter of {layer!r} is {_described(tensor).dtype}, expected float32 or {base.dtype}."
+            if described(tensor).dtype not in ("float32", base.dtype):
+                return f"the adapter of {layer!r} is {described(tensor).dtype}, expected float32 or {base.dtype}."
     if len(sent) != 2 * len(layers):
         return f"got {len(sent)} tensors for {len(layers)} layers, expected one lora_A and lora_B per layer."
     return ""
@@ -129,7 +134,3 @@ def _pieces(tensors: Mapping[str, Tensor], names: Collection[str] | None) -> Ite
         size += own
     if piece:
         yield piece
-
-
-def _described(tensor: Tensor) -> Held:
-    return Held(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
