@@ -20,8 +20,8 @@ class Bridge(Protocol):
         layout."""
         ...
 
-    def arguments(self, model: Any) -> Mapping[str, Any]:
-        """Further arguments of `vllm.LLM`, as JSON values."""
+    def arguments(self, folder: Path) -> Mapping[str, Any]:
+        """Further arguments of `vllm.LLM` for the checkpoint in this folder, as JSON values."""
         ...
 
     def leaves_out(self, name: str) -> bool:

@@ -37,9 +37,8 @@ def build(config: VllmConfig, *, model: TextModel, device: Any) -> ExternalTextE
         dtype=dtype_of(config, model),
         on_cpu=device.type == "cpu",
         reads_media=model.spec.reads_media("text") and SPEC.name not in model.spec.text_alone,
+        bridged={} if bridge is None else bridge.arguments(folder),
     )
-    if bridge is not None:
-        arguments |= bridge.arguments(model)
     return ExternalTextEngine(
         PRODUCT,
         config,

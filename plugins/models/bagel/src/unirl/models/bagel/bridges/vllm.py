@@ -17,9 +17,9 @@ class BagelInVllm:
     def checkpoint(self, model: Any, path: str) -> Path:
         return find(BagelConfig(path=path)) if path else model.folder
 
-    def arguments(self, model: Any) -> dict[str, Any]:
+    def arguments(self, folder: Path) -> dict[str, Any]:
         # As the published code sets them, whatever the file says.
-        language = {**read_json(model.folder / LANGUAGE), "qk_norm": True, "tie_word_embeddings": False}
+        language = {**read_json(folder / LANGUAGE), "qk_norm": True, "tie_word_embeddings": False}
         overrides = {
             "architectures": ["BagelForConditionalGeneration"],
             "llm_config": language,
