@@ -126,6 +126,8 @@ def test_weights_that_an_engine_does_not_compute_with_are_not_sent(
         for sent in (whole, replace(whole, digests=tensor_digests(whole.tensors))):
             receipt = engine.load_weights(sent)
             assert (receipt.version, receipt.checksum, receipt.num_tensors) == (1, whole.checksum, 2)
+        with pytest.raises(EchoMismatch, match=r"got tensors with the checksum .*, expected .* They changed"):
+            engine.load_weights(replace(whole, tensors={**whole.tensors, "bias": torch.ones(2)}))
         without = {name: value for name, value in whole.tensors.items() if name != "bias"}
         with pytest.raises(EchoMismatch, match="1 tensors were sent, which leaves out 1 that are held, such as 'bias'"):
             engine.load_weights(replace(whole, tensors=without))

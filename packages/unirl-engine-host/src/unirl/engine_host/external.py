@@ -129,12 +129,13 @@ class ExternalEngine:
                 self._start()
             used = [name for name in update.tensors if not self._hosting.leaves_out(name)]
             self._refuse_unfit(update)
+            expected = _checksum(update, used)
             before, self._unusable = self._unusable, f"the sync of version {update.version} did not complete."
             with files_of(update, folder=self._hosting.transfer_dir, names=used) as paths:
                 asked = {
                     "kind": "lora" if update.kind == "lora" else "full",
                     "paths": paths,
-                    "checksum": _checksum(update, used),
+                    "checksum": expected,
                     "scale": update.adapter_scale,
                     "version": update.version,
                 }
@@ -250,8 +251,13 @@ class ExternalEngine:
 
 
 def _checksum(update: WeightUpdate, names: Sequence[str]) -> str:
-    """Of the tensors of these names."""
+    """Of the tensors of these names. Raises EchoMismatch when that of all is not the update's."""
     if len(names) == len(update.tensors):
         return update.checksum
     digests = update.digests or tensor_digests(update.tensors)
+    if (whole := joined(digests[name] for name in sorted(digests))) != update.checksum:
+        raise EchoMismatch(
+            f"weights: {update.kind} of version {update.version}: got tensors with the checksum {whole}, expected "
+            f"{update.checksum}. They changed after they were exported."
+        )
     return joined(digests[name] for name in sorted(names))
