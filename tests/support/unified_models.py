@@ -12,7 +12,17 @@ import small_runs
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs, Turn
 
-__all__ = ["Steps", "check_equal_steps", "check_joint_steps", "given", "image_alone", "run", "short", "write_edits"]
+__all__ = [
+    "Steps",
+    "check_equal_steps",
+    "check_joint_steps",
+    "given",
+    "image_alone",
+    "run",
+    "short",
+    "write_edits",
+    "write_texts",
+]
 
 Steps = Sequence[Mapping[str, Any]]
 """Metrics of each step of a run."""
@@ -61,10 +71,17 @@ def write_edits(folder: Path, media: Callable[..., Sequence[MediaRef]]) -> str:
     return f"data.train={folder / 'edits.jsonl'}"
 
 
-def run(folder: Path, checkpoint: Path, *words: str, recipe: str) -> Steps:
-    """The steps of a recipe on a miniature. folder: its working directory."""
+def write_texts(folder: Path) -> str:
+    """Two prompts without images in a file. Returns the override that names it."""
+    (folder / "texts.txt").write_text("a red ring\ntwo blue squares\n")
+    return f"data.train={folder / 'texts.txt'}"
+
+
+def run(folder: Path, checkpoint: Path, *words: str, recipe: str, resume: Path | None = None) -> Steps:
+    """The steps of a recipe on a miniature. folder: its working directory.  resume: the run that is continued."""
+    words = (f"model.path={checkpoint}", *words)
     with chdir(folder):
-        result = small_runs.run(folder / "out", f"model.path={checkpoint}", *words, recipe=recipe, small=())
+        result = small_runs.run(folder / "out", *words, recipe=recipe, small=(), resume=resume)
     return list(small_runs.steps(result.folder).values())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,9 @@ def test_prompts_of_one_text_are_tokenized_each_with_its_own_image() -> None:
     assert [row.tolist() for row in request.text.prompt_tokens] == [[8], [8], [18], [18]]
 
 
-def data(folder: Path, *media: str, inputs: Any = None, takes: bool = True) -> None:
+def data(
+    folder: Path, *media: str, inputs: Any = None, takes: bool = True, text_alone: Mapping[str, str] | None = None
+) -> None:
     """Read a file of two prompts with media of these roles: images, unless `role-modality` says otherwise."""
     (folder / "a.png").write_bytes(b"")
     refs = [
@@ -132,7 +135,8 @@ def data(folder: Path, *media: str, inputs: Any = None, takes: bool = True) -> N
     file = folder / "edits.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     plan = loop_toy.plan(groups=2)
-    model = dataclasses.replace(plan.only.model, spec=dataclasses.replace(plan.only.model.spec, inputs=inputs or {}))
+    spec = dataclasses.replace(plan.only.model.spec, inputs=inputs or {}, text_alone=text_alone or {})
+    model = dataclasses.replace(plan.only.model, spec=spec)
     engine_spec = dataclasses.replace(plan.only.engine.spec, capabilities={Cap.MEDIA_REFS} if takes else set[Cap]())
     engine = dataclasses.replace(plan.only.engine, spec=engine_spec)
     settings = dataclasses.replace(plan.data, train=str(file))
@@ -182,3 +186,13 @@ def test_media_that_do_not_fit_are_refused_with_file_line_role_and_model(
 ) -> None:
     with pytest.raises(DataError, match=message):
         data(tmp_path, *media, inputs=inputs, takes=takes)
+
+
+def test_media_of_a_model_that_an_engine_is_given_none_of_are_refused_with_the_reason(tmp_path: Path) -> None:
+    inputs = {"image": {"source": "takes"}}
+    with pytest.raises(
+        DataError, match=r"'source', but engine 'own' is given none of model 'toy': it has no eyes\. Change"
+    ):
+        data(tmp_path, "source", inputs=inputs, text_alone={"own": "it has no eyes"})
+    data(tmp_path, "source", inputs=inputs, text_alone={"another": "it has no eyes"})
+    data(tmp_path, inputs=inputs, text_alone={"own": "it has no eyes"})

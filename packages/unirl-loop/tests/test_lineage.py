@@ -292,6 +292,15 @@ def test_chains_that_cannot_read_what_was_written_are_refused() -> None:
     )
 
 
+def test_a_text_below_an_image_is_refused_on_an_engine_that_is_given_no_media() -> None:
+    model = dataclasses.replace(UNIFIED, text_alone={"own": "it has no eyes"})
+    assert reasons(plan_of(model, THINKS)) == []
+    assert reasons(plan_of(model, REVISES))[0] == (
+        "engine: got 'own' below stage 'draft', which generates images; it is given none of model 'unified': it has no "
+        "eyes. Use trainside."
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "stages", "says"),
     [

@@ -63,7 +63,7 @@ def asking(
         return make_request(
             model,
             LatentSamplingConfig(**{"num_inference_steps": 5, "sde": sde, **usual, **settings}),
-            track=next(iter(model.spec.tracks)),
+            track=next(track for track, kind in model.spec.tracks.items() if kind == "latent"),
             prompts=prompts,
             media=media,
             samples_per_prompt=2,

@@ -20,9 +20,16 @@ from unirl.loop.run_plan import with_run_folder
 from unirl.tools.doctor import diagnose
 
 
-def arguments(*, on_cpu: bool = False, reads_media: bool = False, **settings: Any) -> dict[str, Any]:
+def arguments(
+    *, on_cpu: bool = False, reads_media: bool = False, bridged: dict[str, Any] | None = None, **settings: Any
+) -> dict[str, Any]:
     return llm_arguments(
-        VllmConfig(**settings), folder=Path("/there"), dtype=torch.bfloat16, on_cpu=on_cpu, reads_media=reads_media
+        VllmConfig(**settings),
+        folder=Path("/there"),
+        dtype=torch.bfloat16,
+        on_cpu=on_cpu,
+        reads_media=reads_media,
+        bridged=bridged,
     )
 
 
@@ -70,6 +77,8 @@ def test_arguments_that_would_undo_what_is_promised_are_refused() -> None:
     for key, value in (("logprobs_mode", "raw_logprobs"), ("tensor_parallel_size", 2)):
         with pytest.raises(RecipeError, match=rf"engine\.extra\.{key}: not allowed"):
             arguments(extra={key: value})
+    with pytest.raises(RecipeError, match=r"engine\.extra\.hf_overrides: not allowed; another key"):
+        arguments(extra={"hf_overrides": {}}, bridged={"hf_overrides": {"visual_und": False}})
     with pytest.raises(RecipeError, match="expected at most 512"):
         arguments(lora_rank=513)
 

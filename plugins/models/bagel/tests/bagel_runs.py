@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import unified_models
-from unified_models import Steps, short, write_edits
+from unified_models import Steps, short, write_edits, write_texts
 from unirl.models.bagel import tiny
 
 __all__ = ["SMALL", "UNIGRPO", "run"]
@@ -18,6 +18,7 @@ SMALL = short(
 UNIGRPO = "bagel/unigrpo"
 
 
-def run(folder: Path, checkpoint: Path, *words: str, recipe: str = UNIGRPO) -> Steps:
-    """The steps of a recipe on prompts with images of different sizes."""
-    return unified_models.run(folder, checkpoint, write_edits(folder, tiny.media), *words, recipe=recipe)
+def run(folder: Path, checkpoint: Path, *words: str, recipe: str = UNIGRPO, has_sources: bool = True) -> Steps:
+    """The steps of a recipe on prompts with images of different sizes, or without."""
+    prompts = write_edits(folder, tiny.media) if has_sources else write_texts(folder)
+    return unified_models.run(folder, checkpoint, prompts, *words, recipe=recipe)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bagel_runs import SMALL, UNIGRPO
-from unified_models import Steps, check_equal_steps, check_joint_steps, image_alone, run, short, write_edits
+from bagel_runs import SMALL, run
+from unified_models import Steps, check_equal_steps, check_joint_steps, image_alone
 from unirl.core.errors import PlanRejected
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
-from unirl.models.bagel import tiny
 
 pytestmark = pytest.mark.slow
 
@@ -19,8 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def plain(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Steps:
     folder = tmp_path_factory.mktemp("plain")
-    words = [*SMALL, write_edits(folder, tiny.media), "backend.trains=full"]
-    return run(folder, tiny_folder, *words, recipe=UNIGRPO)
+    return run(folder, tiny_folder, *SMALL, "backend.trains=full")
 
 
 def test_a_plan_and_its_image_train_in_one_step_at_ratio_1(plain: Steps) -> None:
@@ -31,12 +29,11 @@ def test_a_plan_and_its_image_train_in_one_step_at_ratio_1(plain: Steps) -> None
 
 def test_a_sharded_model_trains_as_a_plain_one(plain: Steps, tiny_folder: Path, tmp_path: Path) -> None:
     """FSDP gathers the weights of the root in its forward alone: whatever went past it would fail here."""
-    words = [*SMALL, write_edits(tmp_path, tiny.media), "backend.trains=full", "backend.shard=always"]
-    check_equal_steps(run(tmp_path, tiny_folder, *words, recipe=UNIGRPO), plain)
+    check_equal_steps(run(tmp_path, tiny_folder, *SMALL, "backend.trains=full", "backend.shard=always"), plain)
 
 
 def test_images_alone_train_with_adapters_and_are_guided_by_text_and_sources(tiny_folder: Path, tmp_path: Path) -> None:
-    words = [*image_alone(SMALL), write_edits(tmp_path, tiny.media), "data.samples_per_prompt=3"]
+    words = [*image_alone(SMALL), "data.samples_per_prompt=3"]
     guided = [
         "guidance_scale=4",
         "guidance_mode=text-image",

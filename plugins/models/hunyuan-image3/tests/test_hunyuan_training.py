@@ -5,29 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from unified_models import Steps, check_equal_steps, check_joint_steps, image_alone, run, short, write_edits
+from hunyuan_runs import IMAGE_ALONE, SMALL, THINKS, run
+from unified_models import Steps, check_equal_steps, check_joint_steps
 from unirl.core.errors import PlanRejected
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import train
-from unirl.models.hunyuan_image3 import tiny
 
 pytestmark = pytest.mark.slow
-
-SMALL = short(
-    "think", "model.vision_dtype=float32", "sampling.image.height=64", "sampling.image.width=48",
-    "sampling.image.num_inference_steps=4", "sampling.image.sde={mode: fraction, last: 0.5}",
-    "train.micro_batch_size=2",
-)  # fmt: skip
-"""The recipe on a miniature. A micro-batch of two rows; two updates on a rollout."""
-THINKS = "hunyuan-image3/think-recaption"
 
 
 @pytest.fixture(scope="module")
 def plain(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Steps:
     folder = tmp_path_factory.mktemp("plain")
-    words = [*SMALL, write_edits(folder, tiny.media), "backend.trains=full"]
-    return run(folder, tiny_folder, *words, recipe=THINKS)
+    return run(folder, tiny_folder, *SMALL, "backend.trains=full")
 
 
 def test_a_thought_and_its_image_train_in_one_step_at_ratio_1(plain: Steps) -> None:
@@ -38,14 +29,12 @@ def test_a_thought_and_its_image_train_in_one_step_at_ratio_1(plain: Steps) -> N
 
 def test_a_sharded_model_trains_as_a_plain_one(plain: Steps, tiny_folder: Path, tmp_path: Path) -> None:
     """FSDP gathers the weights of the root in its forward alone: whatever went past it would fail here."""
-    words = [*SMALL, write_edits(tmp_path, tiny.media), "backend.trains=full", "backend.shard=always"]
-    check_equal_steps(run(tmp_path, tiny_folder, *words, recipe=THINKS), plain)
+    check_equal_steps(run(tmp_path, tiny_folder, *SMALL, "backend.trains=full", "backend.shard=always"), plain)
 
 
 def test_edited_images_alone_train_with_adapters_and_guidance(tiny_folder: Path, tmp_path: Path) -> None:
-    words = [*image_alone(SMALL), write_edits(tmp_path, tiny.media)]
-    words += ["sampling.guidance_scale=5", "sampling.guidance_mode=two-pass", "data.samples_per_prompt=3"]
-    for step in run(tmp_path, tiny_folder, *words, recipe="hunyuan-image3/edit"):
+    words = ["sampling.guidance_scale=5", "sampling.guidance_mode=two-pass", "data.samples_per_prompt=3"]
+    for step in run(tmp_path, tiny_folder, *IMAGE_ALONE, *words, recipe="hunyuan-image3/edit"):
         assert step["logp_mismatch_max"] <= 1e-5 and step["grad_norm"] > 0
 
 

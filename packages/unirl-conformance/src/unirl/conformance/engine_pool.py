@@ -157,7 +157,9 @@ class EnginePool:
             model,
             sampling,
             track=self._factory.track(of, "text" if is_text else "latent"),
-            media=partial(self._factory.media if is_text else self._factory.needed_media, of),
+            media=partial(self._factory.media, of, engine=engine)
+            if is_text
+            else partial(self._factory.needed_media, of),
             prompts=(PROBE,),
             samples_per_prompt=1,
             policy_version=version,

@@ -17,7 +17,7 @@ from unirl.core.roles import Model
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.plan import Choice
-from unirl.core.specs.spec import Miniature, ModelSpec, RewardSpec
+from unirl.core.specs.spec import EngineSpec, Miniature, ModelSpec, RewardSpec
 from unirl.core.types.data import MediaRef
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 
@@ -131,10 +131,12 @@ class PartFactory:
 
         return self.shared(f"files of reward {spec.name}", written)
 
-    def media(self, found: Found, number: int) -> tuple[MediaRef, ...]:
-        """Media of sample `number` of the model's miniature; written once a run."""
+    def media(self, found: Found, number: int, *, engine: Found | None = None) -> tuple[MediaRef, ...]:
+        """Media of sample `number` of the model's miniature; written once a run. None for an engine that is given
+        none."""
         target = self.miniature(found).media
-        if not target:
+        is_blind = engine is not None and cast(ModelSpec, found.spec).lacks_media(cast(EngineSpec, engine.spec))
+        if not target or is_blind:
             return ()
 
         def written() -> tuple[MediaRef, ...]:

@@ -7,18 +7,18 @@ it receives full weights.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
 from unirl.core.roles import Model, WeightReceipt, WeightUpdate
-from unirl.core.types.weights import forms
+from unirl.core.types.weights import forms, joined, tensor_digests
 from unirl.engine_host.config import ExternalConfig
 
 from .process import EngineProcess, EngineRaised, Program
 from .program import Product
-from .transfer import Held, adapter_mismatch, files_of, full_mismatch, inventory
+from .transfer import Held, adapter_mismatch, described, files_of, full_mismatch, inventory
 
 __all__ = ["UNSYNCED", "ExternalEngine", "Hosting"]
 
@@ -43,6 +43,8 @@ class Hosting:
     """Whether fp32 weights are rounded to the engine's dtype."""
     lora_rank: int = 0
     """Largest LoRA rank; 0 accepts no adapters."""
+    leaves_out: Callable[[str], bool] = lambda name: False
+    """Whether the engine computes nothing with the trained weight of this name, or its adapter, and is not sent it."""
     overwrites: bool = False
     """Whether full weights overwrite everything a sync writes, so that a failed sync needs no restart."""
     sleeps: bool = False
@@ -62,6 +64,7 @@ class Hosting:
         program: Program,
         arguments: Mapping[str, Any],
         lora_rank: int,
+        leaves_out: Callable[[str], bool] = lambda name: False,
         overwrites: bool = False,
     ) -> Hosting:
         """The description of an engine configured by a recipe."""
@@ -72,6 +75,7 @@ class Hosting:
             check_version=product.check_version,
             rounds=config.dtype != "auto",
             lora_rank=lora_rank,
+            leaves_out=leaves_out,
             overwrites=overwrites,
             sleeps=config.sleep_mode,
             transfer_dir=config.transfer_dir,
@@ -97,6 +101,8 @@ class ExternalEngine:
         self._lock = threading.RLock()
         self._process = EngineProcess(hosting.program)
         self._held: dict[str, Held] = {}
+        self._left_out: dict[str, Held] = {}
+        """Trained weights that it is not sent."""
         self._unusable = ""
         """Why the engine cannot generate until a full sync; empty if it can."""
         self._has_other_base = False
@@ -121,13 +127,15 @@ class ExternalEngine:
             if update.kind != "lora" and not self._process.is_running:
                 self._process.close()
                 self._start()
+            used = [name for name in update.tensors if not self._hosting.leaves_out(name)]
             self._refuse_unfit(update)
+            expected = _checksum(update, used)
             before, self._unusable = self._unusable, f"the sync of version {update.version} did not complete."
-            with files_of(update, folder=self._hosting.transfer_dir) as paths:
+            with files_of(update, folder=self._hosting.transfer_dir, names=used) as paths:
                 asked = {
                     "kind": "lora" if update.kind == "lora" else "full",
                     "paths": paths,
-                    "checksum": update.checksum,
+                    "checksum": expected,
                     "scale": update.adapter_scale,
                     "version": update.version,
                 }
@@ -216,8 +224,10 @@ class ExternalEngine:
     def _refuse_other_names(self) -> None:
         """Reject a model whose weights have other names in the engine at start-up, not at the first sync."""
         # PEFT nests an adapted layer's own weight one name deeper.
-        trains = {name.replace(".base_layer.", ".") for name, _ in self._model.trainable.named_parameters()}
-        unknown = sorted(name for name in trains - self._held.keys() if ".lora_" not in name)
+        named = self._model.trainable.named_parameters()
+        trains = {name.replace(".base_layer.", "."): weight for name, weight in named if ".lora_" not in name}
+        self._left_out = {name: described(one) for name, one in trains.items() if self._hosting.leaves_out(name)}
+        unknown = sorted(trains.keys() - self._held.keys() - self._left_out.keys())
         if unknown:
             raise RecipeError(
                 f"engine: {self._hosting.title} has no weights with the names of {len(unknown)} trained weights of "
@@ -227,11 +237,12 @@ class ExternalEngine:
 
     def _refuse_unfit(self, update: WeightUpdate) -> None:
         what, rounds = f"weights: {update.kind} of version {update.version}", self._hosting.rounds
+        held = {**self._held, **self._left_out}
         if self._is_asleep:
             raise RunFailed(f"{what}: {self._name} is asleep and cannot load weights; wake it first.")
         if update.kind != "lora":
-            mismatch = full_mismatch(update, self._held, rounds=rounds)
-            if mismatch and not full_mismatch(update, self._held, rounds=True):
+            mismatch = full_mismatch(update, held, rounds=rounds)
+            if mismatch and not full_mismatch(update, held, rounds=True):
                 mismatch += " Or set engine.dtype, to which fp32 weights are then rounded."
         elif update.tensors and not self._hosting.lora_rank:
             rank = next(iter(forms(update.tensors).values())).shape[0]
@@ -239,6 +250,19 @@ class ExternalEngine:
         elif self._unusable and self._has_other_base:
             raise RunFailed(f"{what}: an adapter update is not enough, since {self._unusable} Send full weights.")
         else:
-            mismatch = adapter_mismatch(update, self._held, most_rank=self._hosting.lora_rank)
+            mismatch = adapter_mismatch(update, held, most_rank=self._hosting.lora_rank)
         if mismatch:
             raise EchoMismatch(f"{what}: {mismatch}")
+
+
+def _checksum(update: WeightUpdate, names: Sequence[str]) -> str:
+    """Of the tensors of these names. Raises EchoMismatch when that of all is not the update's."""
+    if len(names) == len(update.tensors):
+        return update.checksum
+    digests = update.digests or tensor_digests(update.tensors)
+    if (whole := joined(digests[name] for name in sorted(digests))) != update.checksum:
+        raise EchoMismatch(
+            f"weights: {update.kind} of version {update.version}: got tensors with the checksum {whole}, expected "
+            f"{update.checksum}. They changed after they were exported."
+        )
+    return joined(digests[name] for name in sorted(names))

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
-from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.errors import DataError, RecipeError, RunFailed
 from unirl.core.roles import TextModel
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request, TextRequest
@@ -101,6 +101,7 @@ class ExternalTexts:
         prompts = [prompt.to("cpu", torch.int64) for prompt in expected.prompt_tokens]
         conditions = self._conditions(self._model, request.inputs, sampling=expected.sampling)
         media, tensors = _media(conditions, num_rows=request.num_rows)
+        self._refuse_media(request, media)
         asked = {"sampling": self._sampling(expected), "seeds": list(expected.seeds), "media": media}
         tensors |= {"prompts": torch.cat(prompts), "prompt_lengths": torch.tensor([len(row) for row in prompts])}
         answer, result = generate(asked, tensors)
@@ -136,6 +137,16 @@ class ExternalTexts:
             mask=result["mask"].split(lengths) if "mask" in result else None,
         )
 
+    def _refuse_media(self, request: Request, media: Sequence[str]) -> None:
+        """Raise DataError for rows with media that the engine is given none of. media: key of each row's."""
+        spec = self._model.spec
+        shown = [name for name, key in zip(request.sample_ids, media, strict=True) if key]
+        if shown and (why := spec.text_alone.get(self._product.name)):
+            raise DataError(
+                f"sample {shown[0]!r}, model {spec.name!r}: got images, of which engine {self._product.name!r} is "
+                f"given none: {why}. Use engine=trainside."
+            )
+
 
 class ExternalTextEngine(ExternalEngine):
     """A `unirl.core.roles.Engine` that generates text."""
@@ -151,14 +162,22 @@ class ExternalTextEngine(ExternalEngine):
         sampling: Callable[[TextRequest], Mapping[str, Any]],
         conditions: ToConditions,
         track: ToTrack,
+        leaves_out: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        """Start the engine. arguments: of `load`.  The others: see `ExternalTexts`.
+        """Start the engine. arguments: of `load`.  leaves_out: as of `Hosting`.  The others: see `ExternalTexts`.
 
         Raises RecipeError for a model whose weight names the engine does not use, RunFailed if it does not start or has
         an untested version.
         """
         self._texts = ExternalTexts(product, model=model, sampling=sampling, conditions=conditions, track=track)
-        hosting = Hosting.of(product, config, program=program, arguments=arguments, lora_rank=config.lora_rank)
+        hosting = Hosting.of(
+            product,
+            config,
+            program=program,
+            arguments=arguments,
+            lora_rank=config.lora_rank,
+            leaves_out=leaves_out,
+        )
         super().__init__(hosting, model=model)
 
     def generate(self, request: Request) -> Track:
@@ -186,11 +205,13 @@ class ExternalTextEngine(ExternalEngine):
 
 def _media(conditions: Conditions | None, *, num_rows: int) -> tuple[list[str], dict[str, Tensor]]:
     """The key of each row's media, and their tensors as `received.rows` reads them. Keys are checksums of the tensors,
-    so that an engine's caches by key never share between different media; empty without media."""
+    so that an engine's caches by key never share between different media; empty without media, or with tensors that are
+    all empty."""
     if conditions is None:
         return [""] * num_rows, {}
     values = conditions.to("cpu").values
     each = [dict(zip(values, one, strict=True)) for one in zip(*values.values(), strict=True)]
-    keys = [checksum(one) for one in each]
-    tensors = {f"{key}/{name}": value for key, one in zip(keys, each, strict=True) for name, value in one.items()}
+    keys = [checksum(one) if any(value.numel() for value in one.values()) else "" for one in each]
+    shown = [(key, one) for key, one in zip(keys, each, strict=True) if key]
+    tensors = {f"{key}/{name}": value for key, one in shown for name, value in one.items()}
     return [keys[number] for number in conditions.index.tolist()], tensors

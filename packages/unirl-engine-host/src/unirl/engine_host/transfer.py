@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from unirl.core.names import did_you_mean
 from unirl.core.roles import WeightUpdate
 from unirl.core.types.weights import forms, weight_mismatch
 
-__all__ = ["Held", "adapter_mismatch", "files_of", "full_mismatch", "inventory", "place_for"]
+__all__ = ["Held", "adapter_mismatch", "described", "files_of", "full_mismatch", "inventory", "place_for"]
 
 FILE_BYTES = 2**30
 """Maximum file size in bytes, unless one tensor is larger."""
@@ -38,10 +38,15 @@ def inventory(found: Sequence[Sequence[Any]]) -> dict[str, Held]:
     return {name: Held(dtype=dtype, shape=tuple(shape)) for name, dtype, shape in found}
 
 
+def described(tensor: Tensor) -> Held:
+    """A weight by its dtype and shape."""
+    return Held(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+
+
 def full_mismatch(update: WeightUpdate, held: Mapping[str, Held], *, rounds: bool) -> str:
     """Why full weights are incompatible; empty when they fit. rounds: fp32 weights are rounded to the engine's
     dtype."""
-    sent = {name: _described(form) for name, form in forms(update.tensors).items()}
+    sent = {name: described(form) for name, form in forms(update.tensors).items()}
     if rounds:
         sent = {
             name: Held(dtype=held[name].dtype, shape=one.shape) if one.dtype == "float32" and name in held else one
@@ -76,23 +81,24 @@ def adapter_mismatch(update: WeightUpdate, held: Mapping[str, Held], *, most_ran
         if rank != next(iter(sent.values())).shape[0]:
             return f"the adapter of {layer!r} has rank {rank}, others differ; all must have the same rank."
         for tensor in (down, up):
-            if _described(tensor).dtype not in ("float32", base.dtype):
-                return f"the adapter of {layer!r} is {_described(tensor).dtype}, expected float32 or {base.dtype}."
+            if described(tensor).dtype not in ("float32", base.dtype):
+                return f"the adapter of {layer!r} is {described(tensor).dtype}, expected float32 or {base.dtype}."
     if len(sent) != 2 * len(layers):
         return f"got {len(sent)} tensors for {len(layers)} layers, expected one lora_A and lora_B per layer."
     return ""
 
 
 @contextmanager
-def files_of(update: WeightUpdate, *, folder: str) -> Iterator[list[str]]:
+def files_of(update: WeightUpdate, *, folder: str, names: Collection[str] | None = None) -> Iterator[list[str]]:
     """The update as safetensors files, deleted when the block ends. Raises RunFailed if there is no space.
 
+    names: of the tensors that are written; None is all.
     folder: for the files; empty uses shared memory, or the temporary folder if they do not fit.
     """
     place = place_for(sum(form.nbytes for form in forms(update.tensors).values()), folder=folder, what="weights")
     with tempfile.TemporaryDirectory(prefix="unirl-weights-", dir=place) as name:
         paths: list[str] = []
-        for number, piece in enumerate(_pieces(update.tensors)):
+        for number, piece in enumerate(_pieces(update.tensors, names)):
             paths.append(str(Path(name) / f"{number}.safetensors"))
             save_file(piece, paths[-1])
         yield paths
@@ -111,11 +117,14 @@ def place_for(size: float, *, folder: str, what: str) -> Path:
     return fitting[0]
 
 
-def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def _pieces(tensors: Mapping[str, Tensor], names: Collection[str] | None) -> Iterator[dict[str, Tensor]]:
     """Pieces in the original order, so that the engine gets the tensors of a layer together."""
     piece: dict[str, Tensor] = {}
     size = 0
+    # Also those that are left out: where making a tensor is collective, all ranks make it.
     for name, tensor in tensors.items():
+        if names is not None and name not in names:
+            continue
         own = tensor.numel() * tensor.element_size()
         if piece and size + own > FILE_BYTES:
             yield piece
@@ -125,7 +134,3 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         size += own
     if piece:
         yield piece
-
-
-def _described(tensor: Tensor) -> Held:
-    return Held(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))

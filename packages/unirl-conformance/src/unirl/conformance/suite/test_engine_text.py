@@ -58,6 +58,8 @@ def test_texts_are_about_their_own_media(case: TextEngineCase) -> None:
     model = case.model()
     if not model.spec.inputs.get(case.track):
         raise NotApplicable(f"model {model.spec.name!r} takes no media")
+    if why := model.spec.lacks_media(case.spec):
+        raise NotApplicable(why)
     prompts = ("what is it?",) * 4
     request = case.request(model, sampling={"temperature": 0.0}, prompts=prompts, samples_per_prompt=1)
     groups = [

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from ..names import did_you_mean
-from ..specs.capability import Cap
 from ..types.data import Prompt
 from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
 from .columns import Columns
@@ -171,8 +170,8 @@ def _media_problem(row: Prompt, plan: Plan) -> str:
         elif unfit and not problem:
             problem = f"got {given.count(unfit[0]) or 'no'} media of role {unfit[0]!r}, of which model "
             problem += f"{stage.model.name!r} needs one"
-        elif here and not problem and Cap.MEDIA_REFS not in stage.engine.spec.capabilities:
-            problem = f"got media of role {here[0]!r}, but engine {stage.engine.name!r} takes none"
+        elif here and not problem and (why := stage.model.spec.lacks_media(stage.engine.spec)):
+            problem = f"got media of role {here[0]!r}, but {why}"
     return problem
 
 

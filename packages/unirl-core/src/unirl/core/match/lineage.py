@@ -137,6 +137,12 @@ def _of_images(stage: Stage, parent: Stage) -> Iterator[Reason]:
         yield refused(f", but is not decoded. Set sampling.{parent.name}.decode=true.")
     elif not stage.continues:
         yield from lacks(stage.engine.key, stage.engine.spec, Cap.MEDIA_REFS, asks=f"{key}={parent.name}")
+    elif why := spec.text_alone.get(stage.engine.name):
+        yield Reason(
+            key=stage.engine.key,
+            text=f"got {stage.engine.name!r} below stage {parent.name!r}, which generates images; it is given none of "
+            f"model {spec.name!r}: {why}. Use trainside.",
+        )
 
 
 def _is_decoded(stage: Stage) -> bool:

@@ -178,6 +178,8 @@ class ModelSpec(Spec):
     bridges: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
     """Name of an engine that needs one -> `"module:attribute"` of the bridge to it, see
     `unirl.core.plugins.bridges`."""
+    text_alone: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Name of an engine with a bridge that is given no media of this model -> why not, for messages."""
     reference: str = ""
     """The pipeline that this model is verified against."""
     parity: str = ""
@@ -199,6 +201,14 @@ class ModelSpec(Spec):
             if kind in kinds:
                 result |= {self.media[track]} if track in self.media else usual[kind]
         return result
+
+    def lacks_media(self, engine: EngineSpec) -> str:
+        """Why the engine is given no media of this model's prompts; empty if it is."""
+        if Cap.MEDIA_REFS not in engine.capabilities:
+            return f"engine {engine.name!r} takes none"
+        if why := self.text_alone.get(engine.name):
+            return f"engine {engine.name!r} is given none of model {self.name!r}: {why}"
+        return ""
 
     def reads_media(self, kind: Literal["latent", "text"]) -> bool:
         """Whether a track of this kind is generated from media besides the text."""

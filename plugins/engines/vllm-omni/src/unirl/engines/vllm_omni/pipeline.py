@@ -24,6 +24,7 @@ from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.request import Request
 from unirl.core.types.serial import from_bytes
 from unirl.core.types.track import Conditions
+from unirl.engine_host.cpu_experts import keep_experts
 from unirl.engine_host.latent_rows import rows_of
 from unirl.engine_host.received_media import echoed, read_media, read_turns
 from unirl.numerics.diffusion.denoise import Walk, finish
@@ -125,6 +126,7 @@ class RolloutPipeline:
             for layer in cast(Any, self).modules():
                 if isinstance(layer, LinearBase):
                     layer._cpu_skip_gemm_dispatch = layer.skip_weight_relayout = True
+            keep_experts()
 
     def forward(self, req: Any) -> list[Any]:
         """One output per request of a batch, in its order."""

@@ -29,9 +29,18 @@ def variables(config: VllmConfig) -> Mapping[str, str]:
 
 
 def llm_arguments(
-    config: VllmConfig, *, folder: Path, dtype: torch.dtype, on_cpu: bool, reads_media: bool
+    config: VllmConfig,
+    *,
+    folder: Path,
+    dtype: torch.dtype,
+    on_cpu: bool,
+    reads_media: bool,
+    bridged: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Arguments of `vllm.LLM`. Raises RecipeError for one in `engine.extra` that has its own key or is unsupported."""
+    """Arguments of `vllm.LLM`. Raises RecipeError for one in `engine.extra` that has its own key or is unsupported.
+
+    bridged: those of the model's bridge.
+    """
     arguments: dict[str, Any] = {
         "model": str(folder),
         "dtype": str(dtype).removeprefix("torch."),
@@ -72,6 +81,7 @@ def llm_arguments(
     if config.sleep_mode and not on_cpu:
         # It allocates with CUDA's virtual memory. On a CPU the worker's extension releases the memory.
         arguments["enable_sleep_mode"] = True
+    arguments |= bridged or {}
     refuse_extra(config, arguments, OF_OTHER_KEYS)
     return {**arguments, **config.extra}
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.core.types.weights import checksum
+from unirl.engine_host.cpu_experts import keep_experts
 from unirl.engine_host.host_memory import ReleasedMemory
 from unirl.engine_host.received import WeightFiles, read_weights
 
@@ -23,11 +24,10 @@ from vllm.lora.layers.fused_moe import FusedMoE3DWithLoRA, FusedMoEWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method
-from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+from vllm.model_executor.utils import get_packed_modules_mapping
 from vllm.platforms import current_platform
 
 __all__ = ["ADAPTER", "WorkerExtension", "held_weights"]
@@ -47,37 +47,11 @@ if current_platform.is_cpu():
     def _select_kernel(moe_config: Any) -> Any:
         return select_kernel(moe_config=dataclasses.replace(moe_config, is_lora_enabled=False))
 
-    def _keep_experts(_: Any, layer: Any) -> None:
-        del layer
-
-    def _experts(
-        self: Any,
-        output: Tensor,
-        hidden_states: Tensor,
-        w1: Tensor,
-        w2: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        activation: Any,
-        **others: Any,
-    ) -> None:
-        """Write each token's sum over its K experts of weight x down(silu(gate) up) into output [T, H]."""
-        if activation != MoEActivation.SILU or self.w1_bias is not None or others["expert_map"] is not None:
-            raise NotImplementedError(f"experts with {activation}, biases or a map are not computed here on a CPU.")
-        output.zero_()
-        for expert in topk_ids.unique().tolist():
-            tokens, places = (topk_ids == expert).nonzero(as_tuple=True)
-            gate, up = torch.nn.functional.linear(hidden_states[tokens], w1[expert]).chunk(2, dim=-1)
-            result = torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, w2[expert])
-            output.index_add_(0, tokens, (result * topk_weights[tokens, places, None]).to(output.dtype))
-
-    # Otherwise vLLM computes with copies of the weights packed for oneDNN or its kernel of experts. Those of linear
-    # layers and experts replace the weight, which could no longer be read, and those of experts are not packed again
-    # after an update; that of a tied output layer would keep its old values.
+    # Otherwise vLLM computes with copies of the weights packed for oneDNN. Those of linear layers replace the weight,
+    # which could no longer be read; that of a tied output layer would keep its old values.
     LinearBase._cpu_skip_gemm_dispatch = True
     UnquantizedEmbeddingMethod.process_weights_after_loading = _keep_weight
-    CPUUnquantizedExperts.process_weights_after_loading = _keep_experts
-    CPUUnquantizedExperts.apply = _experts
+    keep_experts()
     # With LoRA enabled vLLM would run experts on Triton, which has no CPU. Adapters of linear layers stay possible.
     unquantized_fused_moe_method.select_unquantized_moe_backend = _select_kernel
     for adapted in (FusedMoEWithLoRA, FusedMoE3DWithLoRA):
@@ -107,7 +81,8 @@ def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
 
 def _pieces(model: Any) -> Iterator[tuple[str, Tensor]]:
     """As `held_weights`, with vLLM's prefixes."""
-    packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
+    # A model's own, or those of the models within it.
+    packed: Mapping[str, Sequence[str]] = get_packed_modules_mapping(model)
     seen: set[int] = set()
     for path, module in model.named_modules():
         # With LoRA enabled, a wrapper replaces the layer.

@@ -48,7 +48,14 @@ SPEC = ModelSpec(
         idle_layers=(f"{_LAST}.q_proj", f"{_LAST}.o_proj"),
         wrap_blocks=2,
     ),
-    bridges={"vllm-omni": "unirl.models.bagel.bridges.vllm_omni:BRIDGE"},
+    bridges={
+        "vllm": "unirl.models.bagel.bridges.vllm:BRIDGE",
+        "vllm-omni": "unirl.models.bagel.bridges.vllm_omni:BRIDGE",
+    },
+    text_alone={
+        "vllm": "it scales every image to one square and gives each of its patches a position of its own, where all "
+        "patches of an image have one"
+    },
     gaps=tuple(
         Gap(
             claim=claim,

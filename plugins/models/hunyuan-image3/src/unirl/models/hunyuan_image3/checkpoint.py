@@ -11,10 +11,10 @@ from typing import Any
 from unirl.core.errors import RecipeError
 from unirl.model_host.model_files import find_checkpoint, read_json
 
-__all__ = ["CONFIG", "GENERATION", "GROUPS", "Sizes", "find", "has_template", "sizes_of"]
+__all__ = ["CONFIG", "GENERATION", "GROUPS", "WEIGHTS", "Sizes", "find", "has_template", "sizes_of"]
 
 EXAMPLE = "tencent/HunyuanImage-3.0"
-CONFIG, GENERATION = "config.json", "generation_config.json"
+CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model"
 GROUPS = 32
 """Groups of the norms of images."""
 _FILES = ("*.json", "*.safetensors", "*.txt", "LICENSE*", "NOTICE*")

@@ -30,8 +30,10 @@ from unirl.model_host.unified.layers import (
 
 from .checkpoint import GROUPS, Sizes
 
-__all__ = ["ExpertsLayer", "HunyuanImage", "Stand", "expert_pieces"]
+__all__ = ["TIMESTEPS", "ExpertsLayer", "HunyuanImage", "Stand", "angles", "expert_pieces"]
 
+TIMESTEPS = 1000
+"""Timestep of the noise level 1."""
 _LEAST_WEIGHT = 1e-8
 """Smallest sum that the weights of a token's experts are divided by."""
 
@@ -319,14 +321,18 @@ class HunyuanImage(PublishedModule):
         return x.unflatten(0, tokens.shape)
 
     def _rotary(self, tokens: Tensor, positions: Tensor, images: dict[str, Any]) -> Kept:
-        """Cosines and sines [B, 1, L, head] fp32: frequencies take the row and the column in turns."""
+        """Cosines and sines [B, 1, L, head] fp32."""
         places = positions[..., None].repeat(1, 1, 2)
         if images:
             stand = self.stand
             is_image = ((tokens >= stand.latent) & (tokens <= stand.noisy)).flatten().nonzero()[:, 0]
             places = places.flatten(0, 1).index_add(0, is_image, images["moves"]).view_as(places)
-        head = self.sizes.head
-        steps = torch.arange(0, head, 2, dtype=torch.float32, device=positions.device) / head
-        angles = places.repeat(1, 1, head // 4).float() / self.sizes.rope_theta**steps
-        angles = torch.cat([angles, angles], dim=-1)[:, None]
-        return angles.cos(), angles.sin()
+        each = angles(places, head=self.sizes.head, theta=self.sizes.rope_theta).repeat(1, 1, 2)[:, None]
+        return each.cos(), each.sin()
+
+
+def angles(places: Tensor, *, head: int, theta: float) -> Tensor:
+    """Angles [..., head / 2] fp32 that queries and keys are turned by, of rows and columns [..., 2]: frequencies take
+    the two in turns."""
+    steps = torch.arange(0, head, 2, dtype=torch.float32, device=places.device) / head
+    return places.repeat(*(1,) * (places.ndim - 1), head // 4).float() / theta**steps

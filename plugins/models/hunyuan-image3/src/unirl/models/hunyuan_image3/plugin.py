@@ -32,6 +32,7 @@ SPEC = ModelSpec(
         "text": "unirl.models.hunyuan_image3.config:TextOptions",
         "image": "unirl.models.hunyuan_image3.config:ImageOptions",
     },
+    bridged_options=frozenset({"vllm-omni"}),
     token_options=frozenset({"text"}),
     restricts=frozenset({"text"}),
     trainable="transformer",
@@ -45,6 +46,7 @@ SPEC = ModelSpec(
         lora_layers=4,
         wrap_blocks=2,
     ),
+    bridges={"vllm-omni": "unirl.models.hunyuan_image3.bridges.vllm_omni:BRIDGE"},
     gaps=tuple(
         Gap(
             claim=claim,
