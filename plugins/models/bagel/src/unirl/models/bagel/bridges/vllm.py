@@ -8,14 +8,13 @@ from typing import Any
 from unirl.model_host.model_files import read_json
 
 from ..checkpoint import LANGUAGE, find
-from ..config import BagelConfig
 
 __all__ = ["BRIDGE", "BagelInVllm"]
 
 
 class BagelInVllm:
     def checkpoint(self, model: Any, path: str) -> Path:
-        return find(BagelConfig(path=path)) if path else model.folder
+        return find(path) if path else model.folder
 
     def arguments(self, folder: Path) -> dict[str, Any]:
         # As the published code sets them, whatever the file says.
