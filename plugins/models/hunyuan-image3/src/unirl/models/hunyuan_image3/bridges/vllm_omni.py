@@ -20,22 +20,16 @@ from unirl.model_host.unified.layers import sight
 
 from ..module import TIMESTEPS, angles
 from ..sequence import layout, moves
+from .fused_layers import FUSED
 
 if TYPE_CHECKING:
     from unirl.core.types.array import Ragged
     from unirl.core.types.inputs import Inputs
     from unirl.core.types.sampling import LatentSamplingConfig
 
-__all__ = ["BRIDGE", "FUSED", "HunyuanInVllmOmni"]
+__all__ = ["BRIDGE", "HunyuanInVllmOmni"]
 
 _CONDITIONS = ("tokens", "latents", "latent_sizes", "features", "feature_sizes")
-FUSED: Mapping[str, tuple[str, ...]] = {
-    "qkv_proj.rows": ("qkv_proj",),
-    "gate_up_proj.rows": ("gate_and_up_proj",),
-    "experts.routed_experts.w13_weight": ("experts.gate_up_proj",),
-    "experts.routed_experts.w2_weight": ("experts.down_proj",),
-}
-"""See `unirl.engines.vllm_omni.bridge.Bridge.fused`. All are renamed; parts of the first two keep their order."""
 
 
 class HunyuanInVllmOmni:

@@ -28,7 +28,7 @@ from vllm_omni.diffusion.models.hunyuan_image3 import hunyuan_image3_transformer
 from ..checkpoint import CONFIG, WEIGHTS, Sizes, sizes_of
 from ..encoder import Encoder
 from ..module import HunyuanImage, expert_pieces
-from .vllm_omni import FUSED
+from .fused_layers import FUSED
 
 __all__ = ["HunyuanPipeline"]
 
