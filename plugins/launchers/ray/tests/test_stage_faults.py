@@ -64,6 +64,10 @@ def assert_same_run(left: Path, right: Path) -> None:
         assert value.equal(result[name]) if hasattr(value, "equal") else value == result[name], name
 
 
+def test_a_worker_tells_how_many_texts_its_painter_cuts(whole: Path) -> None:
+    assert all(0 <= metrics["image/cut_texts"] <= 1 for metrics in steps(whole).values()) and len(steps(whole)) == 2
+
+
 @pytest.mark.parametrize("phase", ["generate", "score", "fetch"])
 def test_a_worker_killed_in_the_second_stage_is_replaced_and_the_numbers_stay(
     whole: Path, tmp_path: Path, phase: str

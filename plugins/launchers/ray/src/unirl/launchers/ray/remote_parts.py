@@ -109,12 +109,13 @@ class RemoteModel(Model):
         return self._schedules[key]
 
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
-        (shape,) = self._ask("latent_shape", sampling)
-        return shape
+        return self._ask("latent_shape", sampling)[0]
+
+    def num_cut(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> int | None:
+        return self._ask("num_cut", tuple(texts), sampling)[0]
 
     def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
-        (tokens,) = self._ask("prompt_tokens", inputs, sampling)
-        return tokens
+        return self._ask("prompt_tokens", inputs, sampling)[0]
 
     def observation_tokens(
         self, texts: Sequence[str], *, after: Sequence[Tensor], role: str, sampling: TextSamplingConfig
@@ -127,8 +128,7 @@ class RemoteModel(Model):
         return texts
 
     def completion_length(self, *, sampling: TextSamplingConfig) -> int | None:
-        (length,) = self._ask("completion_length", sampling)
-        return length
+        return self._ask("completion_length", sampling)[0]
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:

@@ -204,6 +204,9 @@ class Worker:
     def latent_shape(self, learner: str, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         return diffusion_model(self.parts.models[learner]).latent_shape(sampling)
 
+    def num_cut(self, learner: str, texts: Sequence[str], sampling: LatentSamplingConfig) -> int | None:
+        return diffusion_model(self.parts.models[learner]).num_cut(texts, sampling=sampling)
+
     def prompt_tokens(self, learner: str, inputs: Inputs, sampling: TextSamplingConfig) -> list[Tensor]:
         return text_model(self.parts.models[learner]).prompt_tokens(inputs, sampling=sampling)
 
