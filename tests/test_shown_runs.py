@@ -36,7 +36,8 @@ def test_a_function_that_a_page_shows_is_trained_on(
     assert caught.value.code == 0, capsys.readouterr().err
     events = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
     steps = [event["metrics"] for event in events if event["kind"] == "step"]
-    assert len(steps) == 2 and all("reward/mine" in step for step in steps), sorted(steps[0])
+    name = "reward/environment" if "environment=" in command else "reward/mine"
+    assert len(steps) == 2 and all(name in step for step in steps), sorted(steps[0])
 
 
 @pytest.mark.slow

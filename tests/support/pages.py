@@ -18,9 +18,14 @@ PAGES = tuple(
         ]
     )
 )
-WITH_FUNCTIONS = ("README.md", "docs/tutorials/quickstart.md", "plugins/rewards/rules/README.md")
+WITH_FUNCTIONS = (
+    "README.md",
+    "docs/how-to/environments.md",
+    "docs/tutorials/quickstart.md",
+    "plugins/rewards/rules/README.md",
+)
 """Pages that train on the reader's own function."""
-TRAINED = ("quickstart", "quickstart-text")
+TRAINED = ("quickstart", "quickstart-text", "quickstart-tools")
 """The recipes that they train."""
 
 

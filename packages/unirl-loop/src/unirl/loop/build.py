@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from unirl.core.errors import PlanRejected, RunFailed, UniRLError
 from unirl.core.match.mismatch_bounds import train_settings
 from unirl.core.roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate, diffusion_model
+from unirl.core.roles.environment import RETURN
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
-from unirl.core.specs.plan import RETURN, Choice, Learner, Plan, Stage
+from unirl.core.specs.plan import Choice, Learner, Plan, Stage
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.weights import MadeTensors, checksum
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from unirl.core.roles import text_model
-from unirl.core.specs.plan import RETURN
+from unirl.core.roles.environment import RETURN
 from unirl.core.types.array import Array
 from unirl.core.types.inputs import Turn
 from unirl.core.types.media import Media

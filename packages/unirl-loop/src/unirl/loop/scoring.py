@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from unirl.core.errors import RewardFailed
 from unirl.core.match.composition import counted_range
 from unirl.core.roles import Reward, ScoreInput
-from unirl.core.specs.plan import RETURN
+from unirl.core.roles.environment import RETURN
 from unirl.core.types.array import Array
 from unirl.core.types.media import Media, MediaKind
 from unirl.core.types.track import TextSegment

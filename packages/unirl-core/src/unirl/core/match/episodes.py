@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..limits import Reason
+from ..roles.environment import RETURN
 from ..specs.capability import Cap
-from ..specs.plan import RETURN
 from .wording import lacks
 
 if TYPE_CHECKING:

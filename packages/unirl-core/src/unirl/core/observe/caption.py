@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import isnan
 from typing import TYPE_CHECKING
 
-from ..specs.plan import RETURN
+from ..roles.environment import RETURN
 from ..types.track import Status
 
 if TYPE_CHECKING:

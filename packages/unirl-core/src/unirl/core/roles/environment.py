@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from ..types.inputs import Inputs
 
-__all__ = ["Environment", "EpisodeFailed", "Observation"]
+__all__ = ["RETURN", "Environment", "EpisodeFailed", "Observation"]
+
+RETURN = "environment"
+"""Name of the return of episodes among the rewards of a track, and of an environment among its turns."""
 
 
 @dataclass(frozen=True, kw_only=True)

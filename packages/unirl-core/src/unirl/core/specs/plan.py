@@ -43,7 +43,6 @@ from .spec import (
 
 __all__ = [
     "PER_STAGE",
-    "RETURN",
     "Choice",
     "Learner",
     "LeftOut",
@@ -85,8 +84,6 @@ NOT_HASHED = (
 """Keys that change results by rounding at most, as `PartConfig.rounding_only` does; a resumed run may change them."""
 
 
-RETURN = "environment"
-"""Name under which the return of episodes is among the rewards of a track."""
 PER_STAGE = ("model", "backend", "engine", "environment", "algorithm")
 """Kinds of part that each stage has one of, in the order in which they are built."""
 
