@@ -63,7 +63,8 @@ def test_a_lora_sync_sends_the_adapter_and_hardly_more(tmp_path: Path, ray_here:
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_stages_of_one_engine_are_sent_the_weights_once(tmp_path: Path, ray_here: None) -> None:
-    """A plan and its image, by one worker: as many tensors as the model trains, not twice as many."""
+    """A plan and its image, by one worker: as many tensors as the model has, a few frozen ones included, and not twice as
+    many."""
     small = (
         "data.prompts_per_step=2", "data.eval=''", "stages.plan.samples=2", "stages.image.samples=2",
         "sampling.image.num_inference_steps=4", "run.media_every=0", "run.keep=0", "~tracker.report",
@@ -73,6 +74,6 @@ def test_stages_of_one_engine_are_sent_the_weights_once(tmp_path: Path, ray_here
     weights = [name for name in tensors(folder, 2) if name.startswith("/weights/")]
     assert weights
     for numbers in steps(folder).values():
-        assert numbers["sync/tensors"] == len(weights)
+        assert len(weights) <= numbers["sync/tensors"] < 1.1 * len(weights)
         for stage in ("plan", "image"):
             assert numbers[f"{stage}/logp_mismatch_max"] < 1e-5

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from external_engines import latents
 from external_engines.environments import make
 from external_engines.text_engines import (
@@ -236,6 +237,19 @@ def test_rows_that_are_already_done_leave_the_batch(engine: ExternalLatentEngine
     request = ask(engine, stop_tokens=third)
     assert len(set(engine.generate(request).text.lengths)) > 2
     check(engine, model, request)
+
+
+def test_logits_that_are_not_finite_are_an_error_that_names_the_weight(
+    engine: ExternalLatentEngine, model: BagelModel, ask: Ask
+) -> None:
+    with torch.no_grad():
+        model.transformer.get_parameter("language_model.model.layers.1.mlp.down_proj.weight")[0, 0] = torch.inf
+    engine.load_weights(full_update(model, version=1))
+    with pytest.raises(RunFailed, match=r"'bagel': logits are not finite.*layers\.1\.mlp\.down_proj"):
+        engine.generate(ask(engine))
+    model = build(BagelConfig(path=str(model.folder)), device="cpu")
+    engine.load_weights(full_update(model, version=2))
+    check(engine, model, ask(engine))
 
 
 def test_an_engine_that_dies_is_reported_and_started_again(
