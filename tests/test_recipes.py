@@ -102,6 +102,11 @@ def test_a_recipe_takes_every_engine_that_generates_its_tracks(
             if plan.launcher is not None and plan.launcher.spec.name == "ray":
                 # Workers for an engine that does not sample with the module that trains.
                 words.append("launcher.placement=separate")
+            backend = stage.learner.backend
+            if engine in stage.learner.model.spec.bridges and GENERATES[engine] == {"text"}:
+                # It has room for adapters on request.
+                is_adapted = backend is not None and backend.config.trains == "lora"
+                words += [f"{section.rpartition('@')[2]}.lora_rank=64"] if is_adapted else []
             changed = compose(name, words, catalog=catalog, directory=ROOT)
             verdict = match(changed, catalog=catalog)
             changes = stages if is_shared else [stage]
