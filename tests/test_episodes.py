@@ -16,7 +16,7 @@ from small_runs import catalog, copy_up_to, run, steps, tensors
 from unirl.core.cli import main
 from unirl.core.data.prompts import read_prompts
 from unirl.core.data.run_data import read_data
-from unirl.core.errors import DataError, RunFailed
+from unirl.core.errors import DataError, RecipeError, RunFailed
 from unirl.core.match.match import match
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import Observation, text_model
@@ -306,3 +306,28 @@ def test_a_prompt_without_what_an_environment_reads_is_refused(tmp_path: Path) -
         DataError, match=r"got no metadata 'tool', which environment reads; the prompt has \['answer'\]"
     ):
         read_data(plan)
+
+
+def test_an_observation_follows_as_the_template_has_it_or_as_it_is(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = parts.only.model
+    sampling: Any = planned().only.sampling
+    end, letter = model.tokenizer("<|im_end|>")["input_ids"], model.tokenizer("7")["input_ids"]
+
+    def text(completion: list[int], **settings: Any) -> str:
+        (row,) = model.observation_tokens(
+            ["5"], after=[torch.tensor(completion)], role="tool", sampling=dataclasses.replace(sampling, **settings)
+        )
+        return model.tokenizer.decode(row)
+
+    # A completion that a stop string or another stop token ended has no end of its message yet.
+    message = "\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n"
+    assert text([*letter, *end]) == message
+    assert text(letter) == "<|im_end|>" + message
+    assert text([*letter, *end], thinking=False) == message + "<think>\n\n</think>\n\n"
+    assert text([*letter, *end], chat=False) == "5"
+    without = "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
+    monkeypatch.setattr(model.tokenizer, "chat_template", without)
+    with pytest.raises(RecipeError, match=r"environment.role: got 'tool', but the checkpoint's chat template leaves"):
+        text(letter)

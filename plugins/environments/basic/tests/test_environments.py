@@ -77,6 +77,8 @@ def test_the_calculator_answers_each_call_and_ends_without_one() -> None:
     assert started(environment) == Observation()
     assert told(environment, "so <calc>2*3</calc>, and <calc>4-5</calc>") == Observation(text="6\n-1", reward=0.25)
     assert told(environment, "<calc>x</calc>") == Observation(text="error: not an arithmetic expression", reward=-1.0)
+    # Where the closing marker is a stop string, answers come without it.
+    assert told(environment, "so <calc>2*3").text == "6"
     assert told(environment, "It is 6.") == Observation(done=True)
 
 

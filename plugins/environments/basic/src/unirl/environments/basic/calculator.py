@@ -33,7 +33,9 @@ class Calculator:
 
     def __init__(self, config: CalculatorConfig) -> None:
         self._config = config
-        self._calls = re.compile(f"{re.escape(config.opens)}(.*?){re.escape(config.closes)}", re.DOTALL)
+        # A stop string is not part of an answer: the last marker may be one.
+        opens, closes = re.escape(config.opens), re.escape(config.closes)
+        self._calls = re.compile(rf"{opens}(.*?)(?:{closes}|\Z)", re.DOTALL)
 
     def reset(
         self, inputs: Inputs, metadata: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]
