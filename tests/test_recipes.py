@@ -36,6 +36,7 @@ def test_there_are_recipes() -> None:
         "quickstart-enhancer-joint",
         "quickstart-unified",
         "quickstart-unified-think",
+        "quickstart-revise",
         "sd3/flow-grpo",
         "sd3/dance-grpo",
         "sd3/mix-grpo",

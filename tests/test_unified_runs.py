@@ -25,6 +25,12 @@ UNIFIED = (
     "reward.light.weight=0.1",
 )
 
+REVISED = (
+    *(word.replace("stages.plan", "stages.critique") for word in UNIFIED if "stages.image" not in word),
+    "stages.draft.samples=2",
+    "sampling.draft.num_inference_steps=4",
+)
+
 
 def after_a_step(folder: Path, *words: str) -> dict[str, torch.Tensor]:
     """Weights after one gradient step of size 1: AdamW divides by `eps` alone where it is large."""
@@ -125,3 +131,16 @@ def test_two_steps_and_two_after_a_resume_equal_four(tmp_path: Path) -> None:
     )
     for metrics in steps(whole.folder).values():
         assert metrics["plan/ratio_max_dev_first"] == metrics["image/ratio_max_dev_first"] == 0
+
+
+def test_a_draft_is_scored_by_itself_and_a_critique_by_the_drawing_behind_it(tmp_path: Path) -> None:
+    words = ("run.max_steps=1", "run.media_every=1")
+    run(tmp_path, *words, recipe="quickstart-revise", small=REVISED)
+    (metrics,) = steps(tmp_path).values()
+    stages = ("draft", "critique", "image")
+    assert [metrics[f"{stage}/groups"] for stage in stages] == [2, 4, 2]
+    assert {metrics[f"{stage}/ratio_max_dev_first"] for stage in stages} == {0}
+    # One drawing behind each critique: the same mean, in another order of fp32.
+    assert metrics["critique/reward/image"] == pytest.approx(metrics["image/reward_mean"], abs=1e-6)
+    assert metrics["critique/reward_mean"] == metrics["critique/reward/image"]
+    assert "draft/reward/critique" not in metrics

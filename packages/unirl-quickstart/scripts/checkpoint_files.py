@@ -84,7 +84,7 @@ def write_prompts(folder: Path, splits: Mapping[str, Iterable[Mapping[str, Any]]
 def arguments_given(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     """The arguments that differ from their defaults, as a command line; `--out` changes no bytes and is left out."""
     return "".join(
-        f" --{name.replace('_', '-')}={value}"
+        f" --{name.replace('_', '-')}" + (f" {' '.join(map(str, value))}" if isinstance(value, list) else f"={value}")
         for name, value in vars(args).items()
         if name != "out" and value != parser.get_default(name)
     )

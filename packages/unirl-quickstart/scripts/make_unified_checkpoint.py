@@ -158,6 +158,11 @@ def write_start(folder: Path, tokenizer: Any, vae: AutoencoderKL) -> None:
     for name, values in ((CONFIG, settings), (LANGUAGE, language), (VISION, VISION_SIZES)):
         (folder / name).write_text(json.dumps(values, indent=2) + "\n")
     tokenizer.save_pretrained(folder)
+    write_vae(folder, vae)
+
+
+def write_vae(folder: Path, vae: AutoencoderKL) -> None:
+    """In half precision, which `vae` has from here on."""
     stored = {}
     for name, tensor in vae.half().state_dict().items():
         is_attention = ".attentions." in name and tensor.ndim == 2

@@ -19,6 +19,7 @@ SCRIPTS = (
     "packages/unirl-quickstart/scripts/make_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_edit_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_i2v_checkpoint.py",
+    "packages/unirl-quickstart/scripts/make_revise_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_text_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_tools_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_unified_checkpoint.py",

@@ -15,6 +15,7 @@ __all__ = [
     "i2v_checkpoint_path",
     "i2v_prompts_path",
     "prompts_path",
+    "revise_checkpoint_path",
     "text_checkpoint_path",
     "text_prompts_path",
     "tools_checkpoint_path",
@@ -70,6 +71,11 @@ def enhancer_prompts_path(split: Literal["train", "heldout"]) -> Path:
 def unified_checkpoint_path() -> Path:
     """Folder of the tiny BAGEL that plans and draws shapes, in its published layout. Its prompts are the enhancer's."""
     return _path("unified/checkpoint")
+
+
+def revise_checkpoint_path() -> Path:
+    """Folder of the tiny BAGEL that draws, criticises and draws again. Its prompts are those of `prompts_path`."""
+    return _path("revise/checkpoint")
 
 
 def vl_checkpoint_path() -> Path:
