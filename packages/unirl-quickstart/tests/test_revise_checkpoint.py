@@ -168,6 +168,7 @@ def test_it_is_as_good_as_its_card_says(model: BagelModel, script: ModuleType, t
     assert tuple(script.honest(model, scenes, drawings).values()) == pytest.approx(critiques["heldout"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_script_writes_the_same_bytes_twice(tmp_path: Path, run_script: RunScript) -> None:
     settings = [
         "--decoder-steps=2",
