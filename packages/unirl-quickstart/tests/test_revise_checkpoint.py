@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Turn
 from unirl.models.bagel.config import BagelConfig
 from unirl.models.bagel.model import BagelModel, build
 from unirl.quickstart import revise_checkpoint_path, unified_checkpoint_path
-from unirl.rewards.rules.shapes_world import ALL_SCENES, render
+from unirl.rewards.rules.shapes_world import ALL_SCENES, Scene, render
 
 RunScript = Callable[..., dict[str, bytes]]
 
@@ -62,18 +65,15 @@ def test_every_critique_survives_the_tokenizer(model: BagelModel, script: Module
 
 def reviser(script: ModuleType, model: BagelModel, **settings: float) -> Any:
     plain = {"seed": 0, "right": 0.5, "far": 0.3, "careless": 0.0, "at_once": 0.0, "kept": 0.5, "kept_wrong": 0.5}
+    # The path of scripts is set while one of them is loaded.
+    drawing = import_module("make_unified_checkpoint").Drawing
+
+    def draft(scene: Scene, number: int) -> Turn:
+        return Turn(stage="draft", media=(MediaRef(modality="image", role="source", uri=f"{scene.caption}#{number}"),))
+
     drawings = {
-        scene: [
-            script.Drawing(
-                script.Turn(
-                    stage="draft",
-                    media=(script.MediaRef(modality="image", role="source", uri=f"{scene.caption}#{number}"),),
-                ),
-                torch.tensor([ALL_SCENES.index(scene), number]),
-            )
-            for number in range(4)
-        ]
-        for scene in ALL_SCENES
+        scene: [drawing(draft(scene, number), torch.tensor([place, number])) for number in range(4)]
+        for place, scene in enumerate(ALL_SCENES)
     }
     corpus = script.draw_splits(seed=0)["corpus"]
     return script.Reviser(model, drawings=drawings, corpus=corpus, args=argparse.Namespace(**{**plain, **settings}))
@@ -168,6 +168,7 @@ def test_it_is_as_good_as_its_card_says(model: BagelModel, script: ModuleType, t
     assert tuple(script.honest(model, scenes, drawings).values()) == pytest.approx(critiques["heldout"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_script_writes_the_same_bytes_twice(tmp_path: Path, run_script: RunScript) -> None:
     settings = [
         "--decoder-steps=2",
