@@ -128,7 +128,8 @@ def _pair(
         stage = Cap.LATENT_STAGE if each == "latent" else Cap.TEXT_STAGE
         result += lacks("model", model, stage, asks=f"a {each} track")
         result += lacks("engine", engine, _ROLLOUTS[each], asks=f"the {each} track of model {model.name!r}")
-    if kind is None:
+    if kind is None and (not engine.needs_bridge or engine.name in model.bridges):
+        # What is lacking without a bridge is the bridge.
         tracks = sorted(track for track, of in model.tracks.items() if of in kinds)
         result += lacks_token_rules("engine", engine, model, tracks)
     if model.needs_media:
