@@ -35,6 +35,7 @@ def test_there_are_recipes() -> None:
         "quickstart-enhancer-joint",
         "quickstart-unified",
         "quickstart-unified-think",
+        "quickstart-image-tokens",
         "sd3/flow-grpo",
         "sd3/dance-grpo",
         "sd3/mix-grpo",

@@ -14,6 +14,7 @@ __all__ = [
     "enhancer_prompts_path",
     "i2v_checkpoint_path",
     "i2v_prompts_path",
+    "image_tokens_checkpoint_path",
     "prompts_path",
     "text_checkpoint_path",
     "text_prompts_path",
@@ -58,6 +59,12 @@ def enhancer_prompts_path(split: Literal["train", "heldout"]) -> Path:
 def unified_checkpoint_path() -> Path:
     """Folder of the tiny BAGEL that plans and draws shapes, in its published layout. Its prompts are the enhancer's."""
     return _path("unified/checkpoint")
+
+
+def image_tokens_checkpoint_path() -> Path:
+    """Folder of the tiny Janus that draws shapes with tokens, in the layout of transformers. Its prompts are those of
+    `prompts_path`."""
+    return _path("image_tokens/checkpoint")
 
 
 def vl_checkpoint_path() -> Path:
