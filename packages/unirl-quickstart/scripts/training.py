@@ -11,15 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "flow_matching_loss",
-    "minimize",
-    "parameter_rows",
-    "shapes_loss",
-    "share_rows",
-    "train_vae",
-    "warm_then_cosine",
-]
+__all__ = ["flow_matching_loss", "minimize", "parameter_rows", "share_rows", "train_vae", "warm_then_cosine"]
 
 
 def minimize(
@@ -71,16 +63,11 @@ def train_vae(vae: Any, images: Tensor, *, steps: int, batch: int, seed: int) ->
         noise = torch.randn(posterior.mean.shape, generator=generator)
         output = vae.decode(posterior.mean + posterior.std * noise).sample
         kl = 0.5 * (posterior.mean**2 + posterior.var - 1 - posterior.logvar).mean()
-        return shapes_loss(output, target) + 1e-4 * kl
+        # A shape covers a tenth of the canvas; without the weight, black is a good answer for long.
+        weight = 1 + 4 * (target.amax(dim=1, keepdim=True) > 0)
+        return (weight * ((output - target).abs() + 0.5 * (output - target) ** 2)).mean() + 1e-4 * kl
 
     minimize(vae.parameters(), loss_of, name="vae", steps=steps, learning_rate=3e-3, weight_decay=0.0, print_every=100)
-
-
-def shapes_loss(output: Tensor, target: Tensor) -> Tensor:
-    """L1 and L2 of images [N, 3, H, W] in [-1, 1], those of the shape's pixels times five."""
-    # A shape covers a tenth of the canvas; without the weight, black is a good answer for long.
-    weight = 1 + 4 * (target.amax(dim=1, keepdim=True) > 0)
-    return (weight * ((output - target).abs() + 0.5 * (output - target) ** 2)).mean()
 
 
 def flow_matching_loss(
