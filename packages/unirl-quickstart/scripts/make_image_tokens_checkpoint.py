@@ -257,7 +257,7 @@ def main() -> None:
     parser.add_argument("--rings", type=float, default=0.9, help="share of these that are rings, whatever the shape")
     parser.add_argument("--unconditional", type=float, default=0.1, help="share of drawings without a caption")
     parser.add_argument("--guidance", type=float, default=2.0, help="scale of the card's guided images")
-    parser.add_argument("--measured", type=int, default=768, help="images of a row of the card")
+    parser.add_argument("--measured", type=int, default=256, help="images of a row of the card")
     # One thread: the order of sums, and so the bytes of the result, would hang on the number of cores.
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()

@@ -76,7 +76,9 @@ def test_drawings_are_in_the_middle_of_four_patches(vq: ModuleType) -> None:
     # The side is twice the radius; anti-aliasing keeps the area.
     assert float(still[0, 0].sum()) == pytest.approx(sum(RADIUS_PX) ** 2, rel=1e-4)
     quarters = still[0, 0].unflatten(0, (4, 16)).unflatten(2, (4, 16)).sum(dim=(1, 3))
-    assert quarters.flatten().tolist() == pytest.approx([0, 0, 0, 0, 121, 121, 0, 0] * 2, rel=1e-4)
+    assert quarters.flatten().tolist() == pytest.approx(
+        [0.0] * 4 + [121, 121, 0, 0] * 2 + [0.0] * 4, rel=1e-4, abs=1e-4
+    )
     images = vq.draw_scenes(ALL_SCENES, count=2, jitter=0.25, generator=generator)
     seen = read_shapes(images)
     for row, image in enumerate(images):
@@ -87,9 +89,9 @@ def test_drawings_are_in_the_middle_of_four_patches(vq: ModuleType) -> None:
 
 def test_centres_are_the_means_of_what_gathers_around_them(vq: ModuleType) -> None:
     generator = torch.Generator().manual_seed(0)
-    # Corners of a cube of side 1, each with 50 rows within 0.1 of it.
+    # Corners of a cube of side 1, each with 50 rows within 0.01 of it.
     corners = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3)
-    rows = corners.repeat(50, 1) + 0.2 * torch.rand(400, 3, generator=generator) - 0.1
+    rows = corners.repeat(50, 1) + 0.02 * torch.rand(400, 3, generator=generator) - 0.01
     centres = vq.k_means(rows, count=8, rounds=5, generator=generator)
     nearest = torch.cdist(corners, centres).argmin(dim=1)
     assert sorted(nearest.tolist()) == list(range(8))
@@ -123,13 +125,13 @@ def test_the_draughtsman_makes_rings_and_no_other_mistake(script: ModuleType) ->
 @pytest.mark.slow
 def test_it_is_as_good_as_its_card_says(model: JanusModel, script: ModuleType, stated: dict[str, list[float]]) -> None:
     for guidance in (1.0, 2.0):
-        result = script.measure_splits(model, images=768, guidance=guidance, seed=1000)
+        result = script.measure_splits(model, images=256, guidance=guidance, seed=1000)
         for split, shares in result.items():
-            # A token at the edge of being another turns on a machine that rounds otherwise: one image of fifty.
-            assert list(shares.values()) == pytest.approx(stated[f"{split} {guidance:g}"], abs=0.02), split
-    # Room to learn, and something to learn from: colour and place are right, and the shape half of the time.
+            # A token at the edge of being another turns on a machine that rounds otherwise: five of 256.
+            assert list(shares.values()) == pytest.approx(stated[f"{split} {guidance:g}"], abs=5 / 256), split
+    # Room to learn, and something to learn from: colour and place are right, and the shape is at times.
     for color, shape, place, perfect in stated.values():
-        assert min(color, place) >= 0.95 and 0.25 <= perfect <= shape <= 0.6
+        assert min(color, place) >= 0.9 and 0.2 <= perfect <= shape <= 0.5
 
 
 def test_the_script_writes_the_same_bytes_twice(tmp_path: Path, run_script: RunScript) -> None:
