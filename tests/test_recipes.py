@@ -36,6 +36,7 @@ def test_there_are_recipes() -> None:
         "quickstart-enhancer-joint",
         "quickstart-unified",
         "quickstart-unified-think",
+        "quickstart-image-tokens",
         "quickstart-revise",
         "sd3/flow-grpo",
         "sd3/dance-grpo",

@@ -75,6 +75,7 @@ CASES: dict[str, list[str]] = {
     "vl": ["quickstart-vl", "data.prompts_per_step=4", "eval.num_prompts=2"],
     "video": ["quickstart-video", "data.prompts_per_step=2", "data.samples_per_prompt=4", "eval.num_prompts=2"],
     "unified": ["quickstart-unified", *SMALL_JOINT],
+    "image-tokens": ["quickstart-image-tokens", "data.prompts_per_step=4", "eval.num_prompts=2"],
     "joint": ["quickstart-enhancer-joint", *SMALL_JOINT],
     "joint-overlap-ahead": ["quickstart-enhancer-joint", *SMALL_JOINT, "run.reward_overlap_groups=1", *AHEAD, *APART],
     "reward-overlap": ["quickstart", *SMALL, "run.reward_overlap_groups=1"],

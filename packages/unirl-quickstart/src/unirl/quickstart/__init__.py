@@ -14,6 +14,7 @@ __all__ = [
     "enhancer_prompts_path",
     "i2v_checkpoint_path",
     "i2v_prompts_path",
+    "image_tokens_checkpoint_path",
     "prompts_path",
     "revise_checkpoint_path",
     "text_checkpoint_path",
@@ -76,6 +77,12 @@ def unified_checkpoint_path() -> Path:
 def revise_checkpoint_path() -> Path:
     """Folder of the tiny BAGEL that draws, criticises and draws again. Its prompts are those of `prompts_path`."""
     return _path("revise/checkpoint")
+
+
+def image_tokens_checkpoint_path() -> Path:
+    """Folder of the tiny Janus that draws shapes with tokens, in the layout of transformers. Its prompts are those of
+    `prompts_path`."""
+    return _path("image_tokens/checkpoint")
 
 
 def vl_checkpoint_path() -> Path:
