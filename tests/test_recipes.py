@@ -112,7 +112,11 @@ def test_a_recipe_takes_every_engine_that_generates_its_tracks(
             changed = compose(name, words, catalog=catalog, directory=ROOT)
             verdict = match(changed, catalog=catalog)
             changes = stages if is_shared else [stage]
-            fits = all(each.kind in GENERATES[engine] for each in changes)
+            fits = all(
+                each.kind in GENERATES[engine]
+                or (each.kind == "text" and engine in each.learner.model.spec.bridged_texts)
+                for each in changes
+            )
             if stage.learner.model.spec.needs_media:
                 fits = fits and Cap.MEDIA_REFS in changed.stages[number].engine.spec.capabilities
             if changed.stages[number].engine.spec.needs_bridge:

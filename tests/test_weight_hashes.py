@@ -17,6 +17,7 @@ from unirl.core.roles import WeightUpdate
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types import weights as core_weights
 from unirl.core.types.weights import tensor_digests
+from unirl.engine_host import received
 from unirl.engine_host.received import read_weights
 from unirl.engine_host.transfer import files_of
 from unirl.transfer.weights import transfer
@@ -38,6 +39,7 @@ def test_every_process_on_the_way_of_an_update_hashes_each_tensor_once(
 
     monkeypatch.setattr(core_weights, "tensor_digest", counted)
     monkeypatch.setattr(transfer, "tensor_digest", counted)
+    monkeypatch.setattr(received, "tensor_digest", counted)
 
     held: dict[str, Tensor] = {}
 

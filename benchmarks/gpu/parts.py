@@ -16,6 +16,7 @@ KIT = Path(__file__).parent
 PYTHON = sys.executable
 GPU_TESTS = (
     "tests/test_gpu.py",
+    "plugins/launchers/ray/tests/test_turns.py",
     "packages/unirl-core/tests/test_weights_checksum.py",
     "packages/unirl-numerics/tests/test_batch_invariant.py",
     "packages/unirl-numerics/tests/test_token_log_probs.py",

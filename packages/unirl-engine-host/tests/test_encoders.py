@@ -26,6 +26,6 @@ class Pipeline(PipelineModel):
 @pytest.mark.parametrize(("device", "offloaded"), [("cuda:1", [("encode",)]), ("cpu", [])])
 def test_they_leave_a_gpu_once_they_have_been_compared(device: str, offloaded: list[tuple[str, ...]]) -> None:
     engine = object.__new__(ExternalLatentEngine)
-    engine._probes, engine._encoder = (), Pipeline(torch.device(device))
+    engine._probes, engine._texts, engine._encoder = (), None, Pipeline(torch.device(device))
     engine._started({})
     assert engine._encoder.offloaded == offloaded

@@ -196,7 +196,7 @@ def test_texts_of_other_weights_rows_or_media_are_refused() -> None:
     kept = Conditions(values={"pixels": (torch.ones(1), torch.zeros(2))}, index=torch.tensor([0, 1]))
     texts = ExternalTexts(
         PRODUCT,
-        model=cast("TextModel", SimpleNamespace()),
+        model=cast("TextModel", SimpleNamespace(spec=SimpleNamespace(name="own", text_alone={}))),
         sampling=lambda wanted: {"temperature": wanted.sampling.temperature},
         conditions=lambda model, inputs, *, sampling: kept,
         track=lambda request, **made: cast("Track", made),

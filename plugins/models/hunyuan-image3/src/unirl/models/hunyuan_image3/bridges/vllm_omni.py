@@ -56,9 +56,14 @@ class HunyuanInVllmOmni:
         return ""
 
     def checkpoint(self, model: Any, path: str) -> Path:
-        from ..checkpoint import find
+        from ..checkpoint import find, sizes_of
 
-        return find(path) if path else model.folder
+        if not path:
+            return model.folder
+        folder = find(path)
+        # Refuses another layout.
+        sizes_of(folder)
+        return folder
 
     def settings(self, model: Any) -> dict[str, Any]:
         parts = {"vision_dtype": model.images.vision, "vae_dtype": model.images.vae}
