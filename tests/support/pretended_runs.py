@@ -24,6 +24,7 @@ from unirl.core.specs.plan import Plan
 from unirl.core.specs.spec import AlgorithmSpec, ModelSpec
 from unirl.core.types.event import Event
 from unirl.loop.build import built_parts
+from unirl.loop.run_plan import with_run_folder
 from unirl.loop.step import run_step
 
 __all__ = ["ROOT", "Step", "recipe_step", "statements", "step_with_part"]
@@ -102,10 +103,13 @@ def _step(plan: Plan) -> Step:
     prompts = read_data(plan).prompts[: plan.data.prompts_per_step]
     events, emitted = EventStream(), list[Event]()
     events.listen(emitted.append)
-    with pretended_device() as device, built_parts(plan, catalog=catalog) as parts:
-        device.syncs.clear()
-        device.transfers.clear()
-        run_step(parts, plan, prompts, step=0, events=events, trackers=Trackers({}, events))
+    with tempfile.TemporaryDirectory() as folder, pretended_device() as device:
+        # Stages that see drawings of their parents read them from there.
+        plan = with_run_folder(plan, Path(folder))
+        with built_parts(plan, catalog=catalog) as parts:
+            device.syncs.clear()
+            device.transfers.clear()
+            run_step(parts, plan, prompts, step=0, events=events, trackers=Trackers({}, events))
     (metrics,) = (event.data["metrics"] for event in emitted if event.kind == "step")
     return metrics, device
 
