@@ -274,6 +274,10 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func is aten.histc.default and not inner[0].is_floating_point():
         # CUDA counts integers too; the CPU does not.
         inner = (inner[0].double(), *inner[1:])
+    if func is aten._upsample_bilinear2d_aa.default and inner[0].dtype in (torch.bfloat16, torch.float16):
+        # CUDA has it in 16 bits, and computes in fp32; the CPU has it in fp32 alone.
+        rounded = func(inner[0].float(), *inner[1:]).to(inner[0].dtype)
+        return _mapped(_outer, rounded)
     result = func(*inner, **{name: _mapped(_inner, value) for name, value in kwargs.items()})
     returns = func._schema.returns
     if returns and returns[0].alias_info is not None and returns[0].alias_info.is_write:

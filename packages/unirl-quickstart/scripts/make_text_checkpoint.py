@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from checkpoint_files import arguments_given, size_kb, write_prompts
-from tiny_qwen3 import build_model, build_tokenizer, complete, corpus_rows, pretrain
+from checkpoint_files import write_prompts
+from tiny_qwen3 import build_model, build_tokenizer, complete, corpus_rows, pretrain, write_card
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -161,8 +160,8 @@ TEACHER = "Every answer of that corpus is worked out, and right:"
 
 CARD = """# Tiny Qwen3 of sums and differences
 
-A `Qwen3ForCausalLM` of {kilobytes} kB, {parameters:,} parameters, that answers "What is 47+85?" and "What is 83-47?"
-for numbers from 10 to 99. It knows nothing else.
+A `Qwen3ForCausalLM` of {kilobytes} kB, {parameters:,} parameters, that answers "What is 47+85?" and "What is 83-47?" for
+numbers from 10 to 99. It knows nothing else.
 
 Made by
 
@@ -221,39 +220,17 @@ def main() -> None:
     write_prompts(
         args.out / "prompts", {split: [row(problem) for problem in splits[split]] for split in ("train", "heldout")}
     )
-    write_card(folder, tokenizer, splits, args=args, parser=parser)
-
-
-def write_card(
-    folder: Path,
-    tokenizer: Any,
-    splits: dict[str, list[Problem]],
-    *,
-    args: argparse.Namespace,
-    parser: argparse.ArgumentParser,
-) -> None:
-    model = Qwen3ForCausalLM.from_pretrained(
-        folder, local_files_only=True, dtype=torch.float32, trust_remote_code=False
-    ).eval()
-    rows: list[str] = []
-    for split in ("heldout", "train"):
-        for greedy in (True, False):
-            shares = measure(model, tokenizer, splits[split][: args.measured], greedy=greedy, seed=args.seed + 1000)
-            how = "greedy" if greedy else "temperature 1"
-            rows.append(f"| {split} | {how} | {' | '.join(f'{share:.3f}' for share in shares.values())} |")
-    card = CARD.format(
-        kilobytes=size_kb(folder),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        arguments=arguments_given(args, parser),
-        torch=torch.__version__.split("+")[0],
-        transformers=transformers.__version__,
-        corpus=len(splits["corpus"]),
+    write_card(
+        folder,
+        CARD,
+        measure,
+        tokenizer,
+        splits,
+        args=args,
+        parser=parser,
         corpus_text=TEACHER if args.careful == 1 else PUPIL.format(careful=args.careful),
         careless=sum(p.careless == p.answer for p in splits["heldout"]) / len(splits["heldout"]),
-        shares="\n".join(rows),
     )
-    (folder / "README.md").write_text(card)
-    print(card)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from checkpoint_files import arguments_given, size_kb, write_prompts
-from tiny_qwen3 import build_model, build_tokenizer, complete, corpus_rows, pretrain
+from checkpoint_files import write_prompts
+from tiny_qwen3 import build_model, build_tokenizer, complete, corpus_rows, pretrain, write_card
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -179,40 +178,6 @@ Shares of rewrites, one per prompt, with the right colour, shape and place, of c
 """
 
 
-def write_card(
-    folder: Path,
-    tokenizer: Any,
-    splits: dict[str, list[Clumsy]],
-    *,
-    args: argparse.Namespace,
-    parser: argparse.ArgumentParser,
-) -> None:
-    model = Qwen3ForCausalLM.from_pretrained(
-        folder, local_files_only=True, dtype=torch.float32, trust_remote_code=False
-    ).eval()
-    rows: list[str] = []
-    for split, greedy in product(("heldout", "train"), (True, False)):
-        shares = measure(model, tokenizer, splits[split][: args.measured], greedy=greedy, seed=args.seed + 1000)
-        how = "greedy" if greedy else "temperature 1"
-        rows.append(f"| {split} | {how} | {' | '.join(f'{share:.3f}' for share in shares.values())} |")
-    example = splits["train"][0]
-    card = CARD.format(
-        kilobytes=size_kb(folder),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        example=example.prompt,
-        caption=example.scene.caption,
-        arguments=arguments_given(args, parser),
-        torch=torch.__version__.split("+")[0],
-        transformers=transformers.__version__,
-        corpus=len(splits["corpus"]),
-        notes=args.notes,
-        mixed_up=args.mixed_up,
-        shares="\n".join(rows),
-    )
-    (folder / "README.md").write_text(card)
-    print(card)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=PACKAGE, help="gets the folders `checkpoint` and `prompts`")
@@ -250,7 +215,20 @@ def main() -> None:
     write_prompts(
         args.out / "prompts", {split: [caption.row for caption in splits[split]] for split in ("train", "heldout")}
     )
-    write_card(folder, tokenizer, splits, args=args, parser=parser)
+    example = splits["train"][0]
+    write_card(
+        folder,
+        CARD,
+        measure,
+        tokenizer,
+        splits,
+        args=args,
+        parser=parser,
+        example=example.prompt,
+        caption=example.scene.caption,
+        notes=args.notes,
+        mixed_up=args.mixed_up,
+    )
 
 
 if __name__ == "__main__":

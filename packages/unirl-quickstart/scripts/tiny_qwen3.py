@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from checkpoint_files import arguments_given, size_kb
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-__all__ = ["END", "SPECIAL", "build_model", "build_tokenizer", "complete", "corpus_rows", "pretrain"]
+__all__ = ["END", "SPECIAL", "build_model", "build_tokenizer", "complete", "corpus_rows", "pretrain", "write_card"]
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 END = "<|im_end|>"
@@ -148,3 +152,41 @@ def complete(
             **({"do_sample": False} if greedy else {"do_sample": True, "top_k": 0, "temperature": 1.0}),
         )
     return tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def write_card(
+    folder: Path,
+    card: str,
+    measure: Callable[..., Mapping[str, float]],
+    tokenizer: Any,
+    splits: Mapping[str, Sequence[Any]],
+    *,
+    args: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    **facts: Any,
+) -> None:
+    """Write the card of a checkpoint: `card` with its size, how it was made, `facts`, and shares of both splits.
+
+    measure: shares of a model on examples, called as `measure(model, tokenizer, examples, greedy=..., seed=...)`.
+    """
+    model = Qwen3ForCausalLM.from_pretrained(
+        folder, local_files_only=True, dtype=torch.float32, trust_remote_code=False
+    ).eval()
+    rows: list[str] = []
+    for split in ("heldout", "train"):
+        for greedy in (True, False):
+            shares = measure(model, tokenizer, splits[split][: args.measured], greedy=greedy, seed=args.seed + 1000)
+            how = "greedy" if greedy else "temperature 1"
+            rows.append(f"| {split} | {how} | {' | '.join(f'{share:.3f}' for share in shares.values())} |")
+    text = card.format(
+        kilobytes=size_kb(folder),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        arguments=arguments_given(args, parser),
+        torch=torch.__version__.split("+")[0],
+        transformers=transformers.__version__,
+        corpus=len(splits["corpus"]),
+        shares="\n".join(rows),
+        **facts,
+    )
+    (folder / "README.md").write_text(text)
+    print(text)

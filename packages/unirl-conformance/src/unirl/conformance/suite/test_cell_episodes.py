@@ -41,8 +41,8 @@ class Again:
 
 @claim("cell", needs={"model": (Cap.OBSERVATIONS,), "engine": (Cap.LOG_PROBS_TOKEN,)}, track="text")
 def test_observations_get_no_gradient(case: CellCase) -> None:
-    """With log-probs that are no numbers at the tokens of observations, an update moves the weights by the very same
-    amount: they are neither trained on, nor part of a mean, a ratio or a penalty.
+    """NaN log-probs at the tokens of observations leave the update unchanged: these tokens are neither trained on, nor
+    part of a mean, a ratio or a penalty.
 
     If it fails: leave out the tokens that `TextSegment.mask` marks before values meet (`torch.where`): 0 x NaN is NaN.
     """

@@ -17,7 +17,7 @@ RETURN = "environment"
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What an environment says after an answer, or at the start of an episode."""
+    """The environment's reply to an answer, or the start of an episode."""
 
     text: str = ""
     """Next turn of the conversation. May be empty at the start, where it follows the prompt in one message, and when
@@ -54,7 +54,7 @@ class Environment(Protocol):
         ...
 
     def step(self, answers: Mapping[str, str]) -> Mapping[str, Observation]:
-        """What follows these answers: an observation for each id, and for no other.
+        """Returns the observation after each of these answers: one per id, and no others.
 
         answers: id of an episode that is not over -> the model's text, without special tokens.
         """
