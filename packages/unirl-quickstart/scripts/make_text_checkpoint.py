@@ -160,8 +160,8 @@ TEACHER = "Every answer of that corpus is worked out, and right:"
 
 CARD = """# Tiny Qwen3 of sums and differences
 
-A `Qwen3ForCausalLM` of {kilobytes} kB, {parameters:,} parameters, that answers "What is 47+85?" and "What is 83-47?" for
-numbers from 10 to 99. It knows nothing else.
+A `Qwen3ForCausalLM` of {kilobytes} kB, {parameters:,} parameters, that answers "What is 47+85?" and "What is 83-47?"
+for numbers from 10 to 99. It knows nothing else.
 
 Made by
 

@@ -18,7 +18,14 @@ SMALL = short(
 UNIGRPO = "bagel/unigrpo"
 
 
-def run(folder: Path, checkpoint: Path, *words: str, recipe: str = UNIGRPO, has_sources: bool = True) -> Steps:
+def run(
+    folder: Path,
+    checkpoint: Path,
+    *words: str,
+    recipe: str = UNIGRPO,
+    has_sources: bool = True,
+    resume: Path | None = None,
+) -> Steps:
     """The steps of a recipe on prompts with images of different sizes, or without."""
     prompts = write_edits(folder, tiny.media) if has_sources else write_texts(folder)
-    return unified_models.run(folder, checkpoint, prompts, *words, recipe=recipe)
+    return unified_models.run(folder, checkpoint, prompts, *words, recipe=recipe, resume=resume)

@@ -155,8 +155,7 @@ def test_an_engine_killed_while_it_writes_ends_the_run_which_resumes_as_if_nothi
     assert Checkpoints(folder / "checkpoints").load().step == 1
     with monkeypatch.context() as patched:
         seen = watched(patched)
-        words = (f"run.dir={folder}", f"model.path={tiny_folder}", *words)
-        small_runs.run(folder, *words, recipe="bagel/unigrpo", small=(), resume=folder)
+        run(tmp_path, tiny_folder, *words, resume=folder)
     assert seen.starts == 1 and seen.calls == [("weights", 2), ("plan", 2), ("image", 2)]
     steps = small_runs.steps(folder)
     assert list(steps) == [1, 2]

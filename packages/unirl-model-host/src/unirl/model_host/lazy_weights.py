@@ -22,7 +22,18 @@ from unirl.core.errors import RecipeError
 
 from .model_files import contained_file, shard_names
 
-__all__ = ["CheckpointValues", "Piece", "Pieces", "empty_parameters", "stored_tensor", "weight_files"]
+__all__ = ["CheckpointValues", "Piece", "Pieces", "default_dtype", "empty_parameters", "stored_tensor", "weight_files"]
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Generator[None]:
+    """Within the block, torch's default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextmanager
@@ -32,7 +43,7 @@ def empty_parameters(dtype: torch.dtype) -> Generator[None]:
     Buffers get their values as always: rotary tables are in no checkpoint. Unlike accelerate's `init_empty_weights`
     this keeps tied parameters tied.
     """
-    register, default = nn.Module.register_parameter, torch.get_default_dtype()
+    register = nn.Module.register_parameter
 
     def register_empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and not param.is_meta:
@@ -40,12 +51,11 @@ def empty_parameters(dtype: torch.dtype) -> Generator[None]:
         register(self, name, param)
 
     nn.Module.register_parameter = register_empty
-    torch.set_default_dtype(dtype)
     try:
-        yield
+        with default_dtype(dtype):
+            yield
     finally:
         nn.Module.register_parameter = register
-        torch.set_default_dtype(default)
 
 
 def weight_files(folder: Path, stem: str, *, variant: str | None = None) -> list[Path]:

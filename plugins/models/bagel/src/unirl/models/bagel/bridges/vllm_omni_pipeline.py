@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from unirl.model_host.lazy_weights import weight_files
+from unirl.model_host.lazy_weights import default_dtype, weight_files
 from unirl.model_host.model_files import read_json
 from unirl.model_host.tokens.causal_lm_files import load_tokenizer
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
@@ -106,9 +106,7 @@ def _encoder(
 ) -> Encoder:
     vision, vae = (getattr(torch, settings[name]) for name in ("vision_dtype", "vae_dtype"))
     # vLLM-Omni makes pipelines with the engine's dtype as torch's default.
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
+    with default_dtype(torch.float32):
         return Encoder(
             folder,
             files=files,
@@ -119,8 +117,6 @@ def _encoder(
             dtypes=(vision, vae),
             device=device,
         )
-    finally:
-        torch.set_default_dtype(before)
 
 
 class _TorchIn(ModuleType):

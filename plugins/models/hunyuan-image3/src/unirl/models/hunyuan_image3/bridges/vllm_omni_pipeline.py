@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from unirl.model_host.lazy_weights import CheckpointValues, empty_parameters, weight_files
+from unirl.model_host.lazy_weights import CheckpointValues, default_dtype, empty_parameters, weight_files
 from unirl.model_host.model_files import read_json
 from unirl.model_host.tokens.causal_lm_files import load_tokenizer
 from vllm.config.vllm import get_current_vllm_config
@@ -90,9 +90,7 @@ def _encoder(
 ) -> Encoder:
     vision, vae = (getattr(torch, settings[name]) for name in ("vision_dtype", "vae_dtype"))
     # vLLM-Omni makes pipelines with the engine's dtype as torch's default.
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
+    with default_dtype(torch.float32):
         return Encoder(
             folder,
             files=files,
@@ -103,8 +101,6 @@ def _encoder(
             dtypes=(vision, vae),
             device=device,
         )
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _transformer(settings: Mapping[str, Any], sizes: Sizes) -> nn.Module:
