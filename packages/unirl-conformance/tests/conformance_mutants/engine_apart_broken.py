@@ -17,8 +17,8 @@ from conformance_mutants import engine, engine_apart, engine_weights
 from conformance_mutants.changes import Change
 from conformance_mutants.engine_changes import TEXT_ONLY, Fields, rollout
 from conformance_mutants.engine_copying import SPEC as COPYING
-from conformance_mutants.engine_text import ALLOWED, FORCED, SEEDS
 from conformance_mutants.engine_text import LINEAGE as TEXT_LINEAGE
+from conformance_mutants.engine_text import SEEDS
 from conformance_mutants.engine_weights import ASLEEP, HALF_FULL, HALF_LORA, MENDED, NEWEST, SCALED, SLEEP, USED
 from conformance_mutants.mutant import Mutant, builder, catalog_of, plugin, specs
 
@@ -74,7 +74,7 @@ OWN = [
     apart("sorts-its-samples", LINEAGE, "gives samples in the order of their prompts the ids of the request",
           {"generate": sorts_samples}, also=(CONDITIONS, NOT_SHARED, SPLIT, TURNS)),
     apart("sorts-its-texts", TEXT_LINEAGE, "gives texts in the order of their prompts the ids of the request",
-          {"generate": sorts_texts}, also=(SEEDS, ALLOWED, FORCED), spec=TEXTS),
+          {"generate": sorts_texts}, also=(SEEDS,), spec=TEXTS),
     apart("drops-the-last-word", CONDITIONS, "encodes prompts without their last word",
           {"_latents": rollout(request=without_last_word, track=lambda _, request, track: {"inputs": request.inputs})},
           also=(NOT_SHARED, OF_PLUGINS, TURNS)),

@@ -77,10 +77,27 @@ def latents(
 
 
 def texts(
-    name: str, claim: str, breaks: str, *, also: tuple[str, ...] = (), changes: Fields | None = None, **fields: Any
+    name: str,
+    claim: str,
+    breaks: str,
+    *,
+    also: tuple[str, ...] = (),
+    changes: Fields | None = None,
+    by_rules: bool = False,
+    **fields: Any,
 ) -> Mutant:
-    """An engine whose rollouts of text differ in `fields`, see `rollout`."""
-    changes = {"_text": rollout(**fields), **(changes or {})}
+    """An engine whose rollouts of text differ in `fields`, see `rollout`.
+
+    by_rules: also those by rules of the model, which have claims of their own.
+    """
+    change = rollout(**fields)
+
+    def drawn_freely(engine: Any, generate: Callable[[Request], Track], requested: Request) -> Track:
+        if requested.text.options and not by_rules:
+            return generate(requested)
+        return change(engine, generate, requested)
+
+    changes = {"_text": drawn_freely, **(changes or {})}
     return Mutant(name=name, claim=claim, breaks=breaks, also=also, spec=TEXT_ONLY, changes=changes)
 
 

@@ -167,11 +167,12 @@ MUTANTS = [
     texts("tokenizes-again", READ, "tokenizes the words of prompts again",
           params=lambda engine, request: {
               "prompt_tokens": tuple(engine._model.prompt_tokens(request.inputs, sampling=request.text.sampling))}),
-    texts("forgets-options", OPTIONS, "leaves an option out, and echoes it",
+    texts("forgets-options", OPTIONS, "leaves an option out, and echoes it", by_rules=True,
           params=lambda _, request: {"options": tuple(
               (name, 1.0 if name == "sharpness" else value) for name, value in request.text.options)}),
-    texts("scores-all", ALLOWED, "gives log-probs over all tokens where some were allowed", segment=scored_over_all),
-    texts("trains-forced", FORCED, "masks no token", segment=lambda *_: {"mask": None}),
+    texts("scores-all", ALLOWED, "gives log-probs over all tokens where some were allowed", by_rules=True,
+          segment=scored_over_all),
+    texts("trains-forced", FORCED, "masks no token", by_rules=True, segment=lambda *_: {"mask": None}),
     texts("text-version-of-the-request", "a-stale-version-is-detected", "gives texts the version that was asked for",
           track=lambda _, request, track: {"policy_version": (request.policy_version,) * track.num_rows}),
     texts("remembers-texts", SHARED, "keeps texts across a change of the weights",
