@@ -279,6 +279,27 @@ def test_a_folder_that_holds_a_run_is_not_written_over(start: Callable[..., RunR
     assert (first.folder / "events.jsonl").read_text() == before
 
 
+def test_a_command_that_is_given_again_continues_the_run_until_it_is_done(tmp_path: Path) -> None:
+    """The rest of a run that was killed before its first checkpoint is started again, and a run that is done stays so."""
+    words = [*SMALL, f"run.dir={tmp_path / 'run'}", "run.max_steps=2", "--continue"]
+    (tmp_path / "run").mkdir()
+    cut_off = '{"kind":"step","step":1,"time":1.0,"metrics":{},"phases":{},"samples":12}\n'
+    (tmp_path / "run" / "events.jsonl").write_text(cut_off)
+    steps: list[list[int]] = []
+    for more in (["run.stop_at=1"], [], []):
+        before = len(events(tmp_path / "run", "step"))
+        assert unirl_here("train", "quickstart", *words, *more) == 0
+        steps.append([event["step"] for event in events(tmp_path / "run", "step")][before:])
+    assert steps == [[1], [2], []]
+
+
+def test_a_command_to_be_given_again_names_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert unirl_here("train", "quickstart", "--continue") == 2
+    assert "--continue: name the run's folder, `run.dir=runs/mine`" in capsys.readouterr().err
+    assert unirl_here("train", "quickstart", "--continue", "--resume", "runs/mine") == 2
+    assert "use only one of them" in capsys.readouterr().err
+
+
 def test_a_reward_that_fails_leaves_the_steps_before_it_resumable(
     start: Callable[..., RunResult], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

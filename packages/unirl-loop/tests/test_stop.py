@@ -61,6 +61,17 @@ def test_a_boundary_that_is_saved_already_is_not_saved_again() -> None:
     assert ran.result == (2, "stopped") and ran.saved == []
 
 
+def test_a_new_run_that_is_stopped_before_its_first_step_can_be_resumed() -> None:
+    with stop_on_signal() as stop:
+        ran = run(
+            parts(engine=ToyEngine(during=at(0, sent(signal.SIGTERM)))),
+            plan(run={"max_steps": 9}),
+            should_stop=lambda: stop.is_set,
+            interrupting=stop.interrupting,
+        )
+    assert ran.result == (0, "stopped") and ran.saved == [0]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_training_finishes_and_is_saved(number: signal.Signals) -> None:
     backend = ToyBackend(during=at(0, sent(number)))

@@ -57,10 +57,13 @@ def train(
     *,
     catalog: Catalog,
     resume: Path | None = None,
+    continues: bool = False,
     overrides: Sequence[str] = (),
     listeners: Sequence[Callable[[Event], None]] = (),
 ) -> RunResult:
     """Run a plan, or resume one from its run folder or from one of its checkpoint folders.
+
+    continues: `run.dir` may hold a run: it is resumed from its newest checkpoint, or starts again if it has none.
 
     Raises PlanRejected before anything is built, DataError for invalid prompts, CheckpointError when the checkpoint is
     broken or belongs to another plan. Whatever is raised later, completed steps are checkpointed.
@@ -71,7 +74,9 @@ def train(
     on_cuda = False if plan.run.device == "cpu" else None
     with batch_invariant(on_cuda=on_cuda) if plan.run.batch_invariant else nullcontext():
         data = read_data(plan)
-        with run_folder(plan, resume) as folder:
+        with run_folder(plan, resume, continues=continues) as folder:
+            if continues and Checkpoints(folder.path / CHECKPOINTS).steps():
+                resume = folder.path
             plan = with_run_folder(with_batch_invariance(plan), folder.path)
             return _Run(plan, folder, data, catalog=catalog, resume=resume).train(overrides, listeners)
 

@@ -52,8 +52,10 @@ class RunFolder:
 
 
 @contextmanager
-def run_folder(plan: Plan, resume: Path | None) -> Generator[RunFolder]:
+def run_folder(plan: Plan, resume: Path | None, *, continues: bool = False) -> Generator[RunFolder]:
     """The folder of a run, locked against other processes: `run.dir`, a new one, or the one to resume.
+
+    continues: `run.dir` may hold a run already.
 
     Raises CheckpointError when there is no run to resume in it, or another run where a new one is to start.
     """
@@ -67,7 +69,7 @@ def run_folder(plan: Plan, resume: Path | None) -> Generator[RunFolder]:
         name = (plan.run.name or plan.recipe).replace("/", "-")
         folder = new_folder(Path("runs"), f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
     with held_folder(folder, is_new=resume is None and not plan.run.dir) as held:
-        if resume is None and (folder / EVENTS_FILE).exists():
+        if resume is None and not continues and (folder / EVENTS_FILE).exists():
             raise CheckpointError(
                 f"run.dir: {folder} already contains a run. Resume it with `--resume {folder}`, or use another folder."
             )

@@ -60,7 +60,8 @@ def run_loop(
     the weights of the last boundary are still there.
     """
     order = PromptOrder(len(prompts), plan.data.prompts_per_step, seed=plan.run.seed, shuffle=plan.data.shuffle)
-    last, saved, watch = plan.run.max_steps, start, RewardWatch(plan.run.max_steps)
+    last, watch = plan.run.max_steps, RewardWatch(plan.run.max_steps)
+    saved = start or None
 
     def prompts_of(step: int) -> list[Prompt]:
         # A round draws at most as many prompts as a step has.
@@ -96,7 +97,7 @@ def run_loop(
                             interrupting=interrupting,
                         )
                 except Exception:
-                    if parts.versions == versions and saved != step:
+                    if parts.versions == versions and step > start and saved != step:
                         for name, algorithm in parts.algorithms.items():
                             if states[name]:
                                 # A step that took no update may have come as far as the end of it.

@@ -30,9 +30,9 @@ def refuse_unless_matched(plan: Plan, *, catalog: Catalog) -> None:
 
 
 def run_plan(
-    plan: Plan, *, overrides: Sequence[str], resume: Path | None, catalog: Catalog
+    plan: Plan, *, overrides: Sequence[str], catalog: Catalog, resume: Path | None = None, continues: bool = False
 ) -> tuple[RunResult, RunSummary]:
-    """Train a plan with a progress display."""
+    """Train a plan with a progress display. resume, continues: see `unirl.loop.run.train`."""
     from .progress import RunSummary, show_progress
 
     # transformers announces at import that torchvision is absent, which nothing here uses. The user's setting wins.
@@ -42,5 +42,7 @@ def run_plan(
         from ..run import train
 
         listeners = (progress, summary)
-        result = train(plan, catalog=catalog, resume=resume, overrides=overrides, listeners=listeners)
+        result = train(
+            plan, catalog=catalog, resume=resume, continues=continues, overrides=overrides, listeners=listeners
+        )
     return result, summary

@@ -27,6 +27,7 @@ __all__ = ["command"]
 @click.argument("recipe", required=False)
 @click.argument("overrides", nargs=-1)
 @click.option("--resume", type=click.Path(path_type=Path), help="Resume the run in this folder, or one checkpoint.")
+@click.option("--continue", "continues", is_flag=True, help="Resume the run in run.dir if it has a checkpoint.")
 @click.option("--multirun", "-m", is_flag=True, help="Run every combination of `a=1,2`, `range(...)`, `choice(...)`.")
 @click.option("--make-env", is_flag=True, help="First create the engine's Python environment if it is missing.")
 @plugins_dir_option
@@ -38,6 +39,7 @@ def command(
     recipe: str | None,
     overrides: tuple[str, ...],
     resume: Path | None,
+    continues: bool,
     multirun: bool,
     make_env: bool,
     **dump: Any,
@@ -45,11 +47,15 @@ def command(
     """Train RECIPE with these OVERRIDES, in Hydra's syntax: `engine=sglang algorithm.clip_range=1e-4`.
 
     Ctrl-C finishes the current step and saves; `--resume FOLDER` continues exactly from there, with the recipe and
-    overrides of that run unless others are given.
+    overrides of that run unless others are given. `--continue` starts a run or resumes it: one command for a job that
+    is queued again.
     """
     _refuse_ranks()
-    if resume is not None and multirun:
-        raise click.UsageError("--resume continues one run, --multirun starts several; use only one of them.")
+    one_run = [name for name, given in {"--resume": resume is not None, "--continue": continues}.items() if given]
+    if len(one_run) == 2:
+        raise click.UsageError("--resume names the run, --continue takes the one in run.dir; use only one of them.")
+    if one_run and multirun:
+        raise click.UsageError(f"{one_run[0]} continues one run, --multirun starts several; use only one of them.")
     if multirun and make_env:
         raise click.UsageError("--make-env does not work with --multirun; first run `unirl engine-env`.")
     if multirun and any(dump.values()):
@@ -73,7 +79,11 @@ def command(
         from unirl.core.cli.preflight import make_environments
 
         make_environments(plan, catalog=catalog)
-    result, summary = run_plan(plan, overrides=overrides, resume=resume, catalog=catalog)
+    if continues and not plan.run.dir:
+        raise click.UsageError(
+            "--continue: name the run's folder, `run.dir=runs/mine`; without it each run gets a new one."
+        )
+    result, summary = run_plan(plan, overrides=overrides, resume=resume, continues=continues, catalog=catalog)
     _say_how_it_ended(result, summary)
     asked_to_stop = plan.run.stop_at > 0 and result.step >= plan.run.stop_at
     ctx.exit(0 if result.status == "done" or asked_to_stop else 1)
