@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
+import time
 import warnings
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -15,8 +18,9 @@ import ray_clusters
 from click.testing import CliRunner
 from ray.cluster_utils import Cluster
 from small_runs import catalog, plan, run, steps, tensors
-from unirl.core.errors import PlanRejected, PluginNotInstalled
+from unirl.core.errors import PlanRejected, PluginNotInstalled, RunFolderError
 from unirl.core.plugins.catalog import Catalog
+from unirl.launchers.ray import launcher
 from unirl.launchers.ray.ray_worker import SETTINGS
 from unirl.loop.run import train
 from unirl.tools.doctor import look_at_cluster
@@ -112,6 +116,71 @@ def test_a_look_at_machines_that_agree_finds_nothing(machines: Cluster) -> None:
     assert len({machine["name"] for machine in there["machines"]}) == 3
     assert all(machine["port"] > 0 for machine in there["machines"])
     assert all(machine["dists"]["unirl-core"] == version("unirl-core") for machine in there["machines"])
+
+
+FAULTS = """
+import os, sys, time
+
+now, statvfs = time.time, os.statvfs
+time.time = lambda: now() - 3600
+
+def small(path):
+    result = list(statvfs(path))
+    if str(path) == "/dev/shm":
+        result[2] = 2**26 // result[1]
+    return os.statvfs_result(result)
+
+os.statvfs = small
+"""
+
+
+def test_a_broken_machine_is_named_with_each_of_its_faults(machines: Cluster, tmp_path: Path) -> None:
+    """Its clock is an hour late, its shared memory 64 MiB, its GPUs are not there, its network interface neither."""
+    (tmp_path / "sitecustomize.py").write_text(FAULTS)
+    odd = machines.add_node(
+        num_cpus=2,
+        num_gpus=2,
+        object_store_memory=100 * 2**20,
+        include_dashboard=False,
+        env_vars={"PYTHONPATH": str(tmp_path), "GLOO_SOCKET_IFNAME": "absent0"},
+    )
+    try:
+        texts = {finding.check: finding.text for finding in look_at_cluster(catalog(), machines.address).findings}
+    finally:
+        machines.remove_node(odd)
+    name = f"machine {os.uname().nodename!r} (node {odd.node_id[:8]})"
+    assert texts.keys() == {"clock", "memory", "device", "group"}
+    assert texts["clock"].startswith(f"{name}: its clock is 3600 s behind this one's")
+    assert texts["memory"].startswith(f"{name}: /dev/shm has 64 MiB")
+    assert texts["device"].startswith(f"{name} offers 2 GPUs to Ray; torch finds no CUDA device")
+    assert name.removeprefix("machine ") in texts["group"]
+    assert "GLOO_SOCKET_IFNAME" in texts["group"]
+
+
+def test_a_run_folder_that_a_machine_does_not_share_is_refused_at_the_start(
+    machines: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fourth machine has another disk at the place of the run folder."""
+    monkeypatch.setattr(launcher, "SHOWN_WITHIN_S", 1.0)
+    own = ["mount", "-t", "tmpfs", "none", str(tmp_path)]
+    if subprocess.run(["unshare", "--mount", *own], check=False, capture_output=True).returncode:
+        pytest.skip("mounts in a namespace of its own need more rights than this process has")
+    node = f"{shlex.join(own)} && exec ray start --address={machines.address} --num-cpus=3 --block"
+    process = subprocess.Popen(["unshare", "--mount", "sh", "-c", node], stdout=subprocess.DEVNULL)
+    try:
+        # Only the fourth machine has three CPUs.
+        words = ("launcher=ray", f"launcher.address={machines.address}", "launcher.cpus=3", "launcher.reward_cpus=0")
+        end = time.monotonic() + 60
+        while sum(node["Alive"] for node in machines.global_state.node_table()) < 4:
+            assert process.poll() is None and time.monotonic() < end, "the fourth machine does not start"
+            time.sleep(0.2)
+        with pytest.raises(
+            RunFolderError, match=r"run\.dir: .*/run is another folder for worker 'train-0' .*, or none"
+        ):
+            run(tmp_path / "run", *TWO_STEPS, *words)
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def test_without_a_launcher_that_knows_machines_the_way_out_is_said() -> None:

@@ -17,7 +17,8 @@ class Finding:
     """A problem and how to fix it."""
 
     check: str
-    """`plugin`, `conflict`, `namespace`, `version`, `torch` or `disk`; in a cluster `machine`, `port`, `device`."""
+    """`plugin`, `conflict`, `namespace`, `version`, `torch` or `disk`; in a cluster `machine`, `port`, `group`,
+    `device`, `clock` or `memory`."""
     text: str
 
 
@@ -26,5 +27,6 @@ class ClusterDiagnosis:
     """A launcher's report on the machines of a cluster."""
 
     machines: tuple[Mapping[str, Any], ...]
-    """JSON-able; `name`, `address`, `python`, `cpus`, `gpus`, `devices`, `dists` and `port` of each."""
+    """JSON-able; `name`, `address`, `python`, `cpus`, `gpus`, `devices`, `dists` and `port` of each, and what else the
+    launcher saw."""
     findings: tuple[Finding, ...]

@@ -1,43 +1,31 @@
-"""Pre-flight check of every machine in a cluster: versions, devices, and connectivity between machines."""
+"""Pre-flight check of the machines of a cluster: versions, devices, clocks, shared memory, a group over all of them."""
 
 from __future__ import annotations
 
 import logging
 import platform
-import socket
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distributions, version
 from typing import Any, cast
 
 from unirl.core.errors import PlanRejected
-from unirl.core.specs.diagnosis import KEY_DISTS, ClusterDiagnosis, Finding
+from unirl.core.specs.diagnosis import ClusterDiagnosis, Finding
 
+from .machine_probe import Machine, Probe, installed_dists
 from .ray_worker import SETTINGS
 
-__all__ = ["Machine", "look"]
+__all__ = ["clock_offset", "differences", "look", "odd_drivers"]
 
 WITHIN_S = 120.0
 """Timeout for a machine to start a process and answer; importing torch from a cold disk takes a minute."""
-CONNECT_S = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """Software and devices of one machine."""
-
-    name: str
-    """Host and Ray node; several nodes may share a host."""
-    address: str
-    python: str
-    dists: Mapping[str, str]
-    cpus: float
-    gpus: float
-    devices: tuple[str, ...]
-    """Names of the CUDA devices visible to torch."""
-    port: int
-    """A free port that could be bound."""
+GROUP_WITHIN_S = 60.0
+"""Timeout for all machines to form a group. NCCL takes some seconds for its first communicator."""
+CLOCK_S = 2.0
+"""Clocks that are kept by NTP differ by milliseconds."""
+SMALL_SHARED_MEMORY = 2**30
+"""Containers have 64 MiB by default. NCCL takes about 10 MiB for each pair of ranks, Ray's object store
+`launcher.object_store_mb` and PyTorch a file for each tensor that processes share."""
 
 
 def look(address: str) -> ClusterDiagnosis:
@@ -60,37 +48,9 @@ def look(address: str) -> ClusterDiagnosis:
     finally:
         if is_ours:
             ray.shutdown()
-    findings += [finding for machine in machines for finding in _differences(machine, _dists())]
+    findings += [finding for machine in machines for finding in differences(machine, installed_dists())]
+    findings += odd_drivers(machines)
     return ClusterDiagnosis(machines=tuple(vars(machine) for machine in machines), findings=tuple(findings))
-
-
-class Probe:
-    """Runs on a machine."""
-
-    def __init__(self) -> None:
-        self._listener: socket.socket | None = None
-
-    def facts(self) -> dict[str, Any]:
-        try:
-            import torch
-
-            devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-        except ImportError:
-            devices = []
-        return {"python": platform.python_version(), "dists": _dists(), "devices": tuple(devices)}
-
-    def listen(self, host: str) -> int:
-        """Bind a free port of this machine."""
-        self._listener = socket.create_server((host, 0))
-        return self._listener.getsockname()[1]
-
-    def reach(self, host: str, port: int) -> str:
-        """Connect to another machine; returns the error, empty on success."""
-        try:
-            with closing(socket.create_connection((host, port), timeout=CONNECT_S)):
-                return ""
-        except OSError as error:
-            return str(error)
 
 
 def _asked(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Machine], list[Finding]]:
@@ -109,7 +69,6 @@ def _asked(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Machine], list[Find
         for node in nodes
     ]
     findings: list[Finding] = []
-    machines: list[Machine] = []
     reached: list[tuple[Any, Machine]] = []
     try:
         for node, probe in zip(nodes, probes, strict=True):
@@ -117,39 +76,88 @@ def _asked(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Machine], list[Find
             try:
                 facts: dict[str, Any] = ray.get(probe.facts.remote(), timeout=WITHIN_S)
                 port: int = ray.get(probe.listen.remote(address), timeout=WITHIN_S)
+                before = time.time()
+                there: float = ray.get(probe.clock.remote(), timeout=WITHIN_S)
+                after = time.time()
             except (RayError, OSError) as error:
                 text = f"machine {name} at {address} does not answer: {' '.join(str(error).split())}"
                 findings.append(Finding(check="machine", text=text))
                 continue
-            there = cast("Mapping[str, float]", node["Resources"])
+            resources = cast("Mapping[str, float]", node["Resources"])
             machine = Machine(
                 name=name,
                 address=address,
-                cpus=there.get("CPU", 0.0),
-                gpus=there.get("GPU", 0.0),
+                cpus=resources.get("CPU", 0.0),
+                gpus=resources.get("GPU", 0.0),
+                clock_offset_s=clock_offset(there, before=before, after=after),
                 port=port,
                 **facts,
             )
-            machines.append(machine)
             reached.append((probe, machine))
-        for probe, source in reached:
-            for _, target in reached:
-                problem = ray.get(probe.reach.remote(target.address, target.port), timeout=WITHIN_S)
-                if problem:
-                    where = f"{target.address}:{target.port}"
-                    text = (
-                        f"machine {source.name} cannot reach {target.name} at {where}: {problem}. "
-                        "Ranks connect over arbitrary free ports; open them in the firewall between these machines."
-                    )
-                    findings.append(Finding(check="port", text=text))
+        findings += _unreachable(reached) or _group_problems(reached)
     finally:
         for probe in probes:
             ray.kill(probe, no_restart=True)
-    return machines, findings
+    return [machine for _, machine in reached], findings
 
 
-def _differences(machine: Machine, here: Mapping[str, str]) -> Iterator[Finding]:
-    """Differences between a machine and this one that would get a worker refused or change its results."""
+def _unreachable(reached: Sequence[tuple[Any, Machine]]) -> list[Finding]:
+    """Pairs of machines of which one cannot connect to the other."""
+    import ray
+
+    findings: list[Finding] = []
+    for probe, source in reached:
+        for _, target in reached:
+            problem = ray.get(probe.reach.remote(target.address, target.port), timeout=WITHIN_S)
+            if problem:
+                where = f"{target.address}:{target.port}"
+                text = (
+                    f"machine {source.name} cannot reach {target.name} at {where}: {problem}. "
+                    "Ranks connect over arbitrary free ports; open them in the firewall between these machines."
+                )
+                findings.append(Finding(check="port", text=text))
+    return findings
+
+
+def _group_problems(reached: Sequence[tuple[Any, Machine]]) -> list[Finding]:
+    """What keeps the machines from the group that a run forms: one process on each, NCCL if all have GPUs."""
+    import ray
+    from ray.exceptions import RayError
+
+    if len(reached) < 2:
+        return []
+    on_gpu, world = all(machine.devices for _, machine in reached), len(reached)
+    (first, head), library = reached[0], "NCCL" if on_gpu else "gloo"
+    try:
+        rendezvous = ray.get(first.open_group.remote(head.address, world, GROUP_WITHIN_S), timeout=WITHIN_S)
+        answers = [
+            probe.join.remote(
+                machine.address, rendezvous, rank=rank, world=world, on_gpu=on_gpu, within_s=GROUP_WITHIN_S
+            )
+            for rank, (probe, machine) in enumerate(reached)
+        ]
+        # A group that does not form ends by its own limit, and a broadcast after it by as much.
+        problems: list[str] = ray.get(answers, timeout=2 * GROUP_WITHIN_S + WITHIN_S)
+    except RayError as error:
+        problems = [" ".join(str(error).split())]
+    failed = [f"{machine.name}: {problem}" for (_, machine), problem in zip(reached, problems, strict=False) if problem]
+    if not failed:
+        return []
+    text = (
+        f"a group of the {world} machines by {library} did not work: {'; '.join(failed)}. Name the network interface "
+        f"between them in {library.upper()}_SOCKET_IFNAME, in `launcher.environment` or where Ray is started."
+    )
+    return [Finding(check="group", text=text)]
+
+
+def clock_offset(there: float, *, before: float, after: float) -> float:
+    """Least difference of a clock that showed `there` at some moment between `before` and `after` of this one."""
+    return max(0.0, there - after) or min(0.0, there - before)
+
+
+def differences(machine: Machine, here: Mapping[str, str]) -> Iterator[Finding]:
+    """Differences between a machine and this one that would get a worker refused or change its results, and what it
+    lacks."""
     if machine.python != platform.python_version():
         text = f"machine {machine.name} runs Python {machine.python}; this one runs {platform.python_version()}."
         yield Finding(check="version", text=text)
@@ -162,15 +170,28 @@ def _differences(machine: Machine, here: Mapping[str, str]) -> Iterator[Finding]
     if machine.gpus and not machine.devices:
         text = f"machine {machine.name} offers {machine.gpus:g} GPUs to Ray; torch finds no CUDA device there."
         yield Finding(check="device", text=text)
+    if abs(machine.clock_offset_s) > CLOCK_S:
+        side = "ahead of" if machine.clock_offset_s > 0 else "behind"
+        text = (
+            f"machine {machine.name}: its clock is {abs(machine.clock_offset_s):.0f} s {side} this one's, so times in "
+            "logs and on a shared file system are wrong. Synchronise them (NTP)."
+        )
+        yield Finding(check="clock", text=text)
+    if machine.shared_memory_bytes < SMALL_SHARED_MEMORY:
+        text = (
+            f"machine {machine.name}: /dev/shm has {machine.shared_memory_bytes / 2**20:.0f} MiB, which Ray, NCCL and "
+            "the shared-memory carrier fill. Start its container with `--shm-size=16g` or `--ipc=host`; in Kubernetes, "
+            "mount an emptyDir with `medium: Memory` at /dev/shm."
+        )
+        yield Finding(check="memory", text=text)
 
 
-def _dists() -> dict[str, str]:
-    """Installed versions of the packages that affect a run's results."""
-    names = {str(dist.metadata["Name"]) for dist in distributions() if dist.metadata}
-    result: dict[str, str] = {}
-    for name in sorted({*KEY_DISTS, *(name for name in names if name.startswith("unirl-"))}):
-        try:
-            result[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return result
+def odd_drivers(machines: Sequence[Machine]) -> Iterator[Finding]:
+    """Machines whose NVIDIA driver is not that of most of them."""
+    drivers = Counter(machine.driver for machine in machines if machine.driver)
+    if len(drivers) > 1:
+        usual = drivers.most_common(1)[0][0]
+        for machine in machines:
+            if machine.driver not in ("", usual):
+                text = f"machine {machine.name} has NVIDIA driver {machine.driver}, most have {usual}; install that."
+                yield Finding(check="device", text=text)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from unirl.core.errors import PlanRejected
+from collections.abc import Sequence
+from pathlib import Path
+
+from unirl.core.errors import PlanRejected, RunFolderError
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.check import check_config
 from unirl.core.specs.plan import Plan
 from unirl.loop.build import build_algorithms, reward_weights
 from unirl.loop.parts import LauncherReport, Parts
+from unirl.loop.run_folder import LOCK_FILE
 
 from .actors import Actor, Call
 from .cluster import Cluster
@@ -21,6 +25,9 @@ from .turns import Turns
 from .weight_sync import WeightSync
 
 __all__ = ["RayLauncher", "build"]
+
+SHOWN_WITHIN_S = 60.0
+"""NFS keeps what it knows of a folder for up to a minute."""
 
 
 def build(config: RayConfig) -> RayLauncher:
@@ -112,6 +119,7 @@ class RayLauncher:
     def _session(self, plan: Plan, cluster: Cluster, by_role: dict[str, list[Actor]]) -> Session:
         """Build every worker's parts."""
         config, train, rollout = self._config, by_role["train"], by_role["rollout"]
+        _check_run_folder(plan, cluster, train)
         if len(train) > 1:
             timeouts = {"timeout_s": config.call_timeout_s, "within_s": config.start_timeout_s}
             cluster.meet(train, "open_group", "join_group", phase="build", **timeouts)
@@ -171,6 +179,21 @@ def _check_reference(plan: Plan) -> None:
         raise PlanRejected(
             f"launcher.reference: got 'separate', but algorithm {names} uses no reference policy as configured. Use "
             "trainside, or enable its KL penalty."
+        )
+
+
+def _check_run_folder(plan: Plan, cluster: Cluster, train: Sequence[Actor]) -> None:
+    """Raise RunFolderError unless every train rank sees the run folder, in which it will save its shards."""
+    lock = Path(plan.run.dir) / LOCK_FILE
+    if not plan.run.dir or not lock.is_file():
+        return  # Launched outside of a run, which saves nothing.
+    here = lock.read_text(encoding="utf-8")
+    texts = cluster.call(train, "text_of", lock, within_s=SHOWN_WITHIN_S, phase="start")
+    blind = [str(actor) for actor, text in zip(train, texts, strict=True) if text != here]
+    if blind:
+        raise RunFolderError(
+            f"run.dir: {lock.parent} is another folder for {', '.join(blind)}, or none: every train rank saves its "
+            "shards of a checkpoint there. Use a folder on a file system that all machines share."
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -50,6 +51,8 @@ from .transports import make_transport
 from .weight_ends import Tell, WeightEnds
 
 __all__ = ["Worker", "WorkerFacts"]
+
+LOOK_EVERY_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,6 +125,17 @@ class Worker:
             return facts
         properties: Any = torch.cuda.get_device_properties(self._device)
         return dataclasses.replace(facts, gpu=str(properties.uuid), device_name=str(properties.name))
+
+    def text_of(self, file: Path, *, within_s: float) -> str:
+        """Text of a file that was just written on another machine, empty if there is none. NFS may show it late."""
+        end = time.monotonic() + within_s
+        while True:
+            try:
+                return file.read_text(encoding="utf-8")
+            except OSError:
+                if time.monotonic() > end:
+                    return ""
+                time.sleep(LOOK_EVERY_S)
 
     # The process group of the train ranks.
 
