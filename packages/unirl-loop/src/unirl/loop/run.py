@@ -26,6 +26,7 @@ from .announce import announce, loading, predicted_costs
 from .build import build_part, built_parts
 from .checkpoints import Checkpoints
 from .costs import Speed, peak_tflops_of
+from .exports import Exports
 from .parts import Parts
 from .resume import checkpoint_state, checkpoint_to_resume
 from .run_folder import CHECKPOINTS, EVENTS_FILE, RunFolder, run_folder, write_recipe, write_traceback
@@ -170,6 +171,7 @@ class _Run:
         announce(events, plan, self._checkpoint, predicted=predicted)
         if self._stale_lock:
             events.finding(self._stale_lock, step=self._start)
+        exports = Exports(self._folder, plan, start=self._start, catalog=self._catalog)
         with stop_on_signal() as stop:
             return run_loop(
                 parts,
@@ -182,6 +184,7 @@ class _Run:
                 save=lambda step: self._save(step, parts, events),
                 should_stop=lambda: stop.is_set,
                 interrupting=stop.interrupting,
+                after=lambda step, scores: exports.after(step, scores, parts, events),
             )
 
     def _save(self, step: int, parts: Parts, events: EventStream) -> None:

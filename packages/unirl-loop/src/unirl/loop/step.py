@@ -49,6 +49,7 @@ def run_loop(
     save: Callable[[int], None],
     should_stop: Callable[[], bool],
     interrupting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    after: Callable[[int, Mapping[str, float] | None], None] = lambda step, scores: None,
 ) -> tuple[int, Literal["done", "stopped"]]:
     """Run steps `start` to `run.max_steps`; returns the steps completed and whether they were all of them.
 
@@ -58,6 +59,7 @@ def run_loop(
     `save` is called at step boundaries only, and always before this returns.
     interrupting: context of what an urgent stop may interrupt, see `Stop.interrupting`: rollouts and evaluations, for
     the weights of the last boundary are still there.
+    after: called with the steps done and the metrics of an evaluation after them, before they are saved.
     """
     order = PromptOrder(len(prompts), plan.data.prompts_per_step, seed=plan.run.seed, shuffle=plan.data.shuffle)
     last, watch = plan.run.max_steps, RewardWatch(plan.run.max_steps)
@@ -104,11 +106,12 @@ def run_loop(
                                 algorithm.load_state(states[name])
                         save(step)
                     raise
-                boundary = done
+                boundary, scores = done, None
                 if held_out and (done == last or (plan.eval.every and done % plan.eval.every == 0)):
                     with interrupting():
                         queue.settle()
-                        evaluate(parts, plan, held_out, step=done, events=events, trackers=trackers)
+                        scores = evaluate(parts, plan, held_out, step=done, events=events, trackers=trackers)
+                after(done, scores)
                 if done == last or (plan.run.save_every and done % plan.run.save_every == 0):
                     save(done)
                     saved = done

@@ -1,16 +1,18 @@
-"""A note on runs that ran out of memory, and the operations of a step."""
+"""A note on runs that ran out of memory, the operations of a step, and adapters exported during a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.core.plugins.hookspec import hookimpl
 
 if TYPE_CHECKING:
+    from unirl.core.roles import WeightUpdate
     from unirl.core.specs.plan import Plan
 
-__all__ = ["unirl_explain_failure", "unirl_step_flops"]
+__all__ = ["unirl_explain_failure", "unirl_step_flops", "unirl_write_adapters"]
 
 
 @hookimpl
@@ -18,6 +20,14 @@ def unirl_explain_failure(plan: Plan, error: BaseException) -> str:
     from .plan.out_of_memory import explanation
 
     return explanation(plan, error)
+
+
+@hookimpl
+def unirl_write_adapters(plan: Plan, updates: Mapping[str, WeightUpdate], run: Path, folder: Path, step: int) -> bool:
+    from .export.during_run import write_adapters
+
+    write_adapters(plan, updates, run=run, folder=folder, step=step)
+    return True
 
 
 @hookimpl

@@ -354,6 +354,7 @@ def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
         yield Reason(
             key="run.matmul_precision", text=f"got {precision!r} with run.batch_invariant, expected 'highest'."
         )
+    yield from _exports(plan, catalog)
     yield from lineage(plan)
     yield from episodes(plan)
     yield from _rewards(plan)
@@ -363,6 +364,28 @@ def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
         if stage.algorithm is not None:
             yield from training_problems(plan, stage, at)
         yield from sampling_problems(stage, key=at("sampling"), catalog=catalog)
+
+
+def _exports(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
+    """Why adapters cannot be exported while the run trains."""
+    run = plan.run
+    asked = [
+        name for name, value in {"export_every": run.export_every, "export_best": run.export_best}.items() if value
+    ]
+    if not asked:
+        return
+    key, value = f"run.{asked[0]}", vars(run)[asked[0]]
+    backends = [one.backend for one in plan.learners.values() if one.backend is not None]
+    if full := [backend.key for backend in backends if backend.config.trains != "lora"]:
+        yield Reason(
+            key=key,
+            text=f"got {value} with {full[0]}.trains=full, which trains no adapters. Leave it out: `run.keep=0` keeps "
+            "every checkpoint, and `unirl export` writes a complete model from each.",
+        )
+    if catalog is not None and not catalog.writes_adapters:
+        yield Reason(key=key, text=f"got {value}; exports need `pip install unirl-tools`.")
+    if run.export_best and not plan.data.eval:
+        yield Reason(key="run.export_best", text="got true without held-out prompts; set data.eval, or leave it out.")
 
 
 def _rewards(plan: Plan) -> Iterator[Reason]:

@@ -20,6 +20,7 @@ from .loading import Plugin, PluginRecord, describe_failure, find_plugins, load_
 from .registry import Registry, known_parts
 
 if TYPE_CHECKING:
+    from ..roles import WeightUpdate
     from ..specs.plan import Plan
     from ..types.event import Event
 
@@ -206,6 +207,19 @@ class Catalog:
             except Exception as failure:  # noqa: BLE001 - recorded in `failures`: the run failed for another reason
                 self._record_failure(plugin.record, "unirl_explain_failure", failure)
         return "\n".join(notes)
+
+    @property
+    def writes_adapters(self) -> bool:
+        return any(True for _ in self._implementing("unirl_write_adapters"))
+
+    def write_adapters(
+        self, plan: Plan, updates: Mapping[str, WeightUpdate], *, run: Path, folder: Path, step: int
+    ) -> None:
+        """Have the first plugin that can write the adapters of a run do so, see the hook. Raises what it raises."""
+        for plugin in self._implementing("unirl_write_adapters"):
+            named = {"plan": plan, "updates": updates, "run": run, "folder": folder, "step": step}
+            if any(plugin.call("unirl_write_adapters", **named)):
+                return
 
     def step_flops(self, plan: Plan) -> Mapping[str, float]:
         """Predicted operations of each device in a step, by the first plugin that predicts them; empty without one. A

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pluggy
 
 if TYPE_CHECKING:
     from ..limits import Reason
+    from ..roles import WeightUpdate
     from ..specs.plan import Plan
     from ..specs.spec import (
         AlgorithmSpec,
@@ -113,6 +115,16 @@ class HookSpecs:
     def unirl_step_flops(self, plan: Plan) -> Mapping[str, float]:
         """Predicted floating-point operations of each device in a step of this plan: `generate` and `train`, the latter
         with old log-probs and the reference policy. Empty where they are not predicted."""
+        raise NotImplementedError
+
+    @hookspec
+    def unirl_write_adapters(
+        self, plan: Plan, updates: Mapping[str, WeightUpdate], run: Path, folder: Path, step: int
+    ) -> bool:
+        """Write the adapters of a run into `folder`, which exists and is empty, for other programs; True.
+
+        updates: learner -> its `lora` weights, whole and on the CPU.  run: the run folder.  step: steps completed.
+        """
         raise NotImplementedError
 
     @hookspec

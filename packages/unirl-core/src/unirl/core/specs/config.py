@@ -250,6 +250,11 @@ class RunConfig:
     """Steps between checkpoints; 0 saves at the end only. Ctrl-C also saves."""
     keep: int = limit(2, least=0)
     """Number of newest checkpoints to keep; 0 keeps all."""
+    export_every: int = limit(0, least=0)
+    """Steps between exports of the adapters to `exports/step-<number>` in the run folder, as `unirl export` writes
+    them, of the policy that `eval.policy` names. All are kept; `latest` links to the newest. 0 exports none."""
+    export_best: bool = False
+    """Also export the adapters after each evaluation with the highest mean score so far; `best` links to these."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     media_every: int = limit(10, least=0)

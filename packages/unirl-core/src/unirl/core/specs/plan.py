@@ -66,6 +66,8 @@ NOT_HASHED = (
     "run.max_steps",
     "run.stop_at",
     "run.save_every",
+    "run.export_every",
+    "run.export_best",
     "run.keep",
     "run.media_every",
     "run.on_collapse",

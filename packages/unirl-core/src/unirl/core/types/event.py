@@ -15,8 +15,8 @@ class Event:
     """One thing that happened.
 
     Kinds: `loading` (for listeners alone: the file does not exist yet), `run_started`, `run_resumed`, `rollout`,
-    `step` (metrics and phase times), `evaluated`, `images`, `checkpoint_saved`, `finding` (something a user should
-    know), `run_finished`.
+    `step` (metrics and phase times), `evaluated`, `images`, `checkpoint_saved`, `exported`, `finding` (something a user
+    should know), `run_finished`.
     """
 
     kind: str

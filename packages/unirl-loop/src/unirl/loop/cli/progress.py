@@ -112,6 +112,8 @@ def event_line(event: Event, *, steps: int) -> str | None:
         return f"note: {data['text']}"
     if event.kind == "checkpoint_saved":
         return f"saved {data['folder']}"
+    if event.kind == "exported":
+        return f"exported {data['folder']}{', the best so far' if data['best'] else ''}"
     return None
 
 

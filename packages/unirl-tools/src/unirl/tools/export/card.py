@@ -20,7 +20,7 @@ from unirl.loop.run_folder import EVENTS_FILE
 from unirl.model_host.model_files import read_json
 
 if TYPE_CHECKING:
-    from .source import RunSource
+    from .source import TrainedModel
 
 __all__ = ["base_license", "write_card"]
 
@@ -32,9 +32,10 @@ does neither."""
 
 
 def write_card(
-    folder: Path, source: RunSource, base: Path, *, policy: str, is_adapter: bool, is_pipeline: bool
+    folder: Path, source: TrainedModel, base: Path, *, step: int, policy: str, is_adapter: bool, is_pipeline: bool
 ) -> None:
-    """Write README.md, and copy the license files that it refers to. base: folder of the base checkpoint."""
+    """Write README.md, and copy the license files that it refers to. base: folder of the base checkpoint.  step: of the
+    weights."""
     for file in _license_files(base):
         shutil.copyfile(file, folder / file.name)
     plan, recorded = source.plan, source.recorded
@@ -59,7 +60,7 @@ def write_card(
         "license of the base": terms.get("stated", "not stated in its files" + "; see its page on the hub" * is_hub_id),
         "recipe": f"{plan.recipe} {' '.join(recorded['overrides'])}".strip(),
         "algorithm": ", ".join(algorithms),
-        "steps": f"{source.checkpoint.step} of {plan.run.max_steps}, {weights}",
+        "steps": f"{step} of {plan.run.max_steps}, {weights}",
         "trained with": ", ".join(f"{name} {number}" for name, number in recorded["dists"].items()),
         "exported with": ", ".join(
             f"{name} {version(name)}" for name in dict.fromkeys(["torch", "safetensors", library])
@@ -70,7 +71,7 @@ def write_card(
             "---",
             *(f"{key}: {_quoted(value)}" for key, value in head.items()),
             "---",
-            f"# {_shown(plan.run.name or plan.recipe)}, step {source.checkpoint.step}",
+            f"# {_shown(plan.run.name or plan.recipe)}, step {step}",
             "",
             f"{content} for {_shown(source.learner.model.spec.reference or library)}, trained with UniRL.",
             "",
@@ -78,7 +79,7 @@ def write_card(
             "",
             "## Held-out scores",
             "",
-            *_scores(source),
+            *_scores(source, step),
             "",
             "## Config",
             "",
@@ -119,9 +120,9 @@ def _license_files(base: Path) -> list[Path]:
     )
 
 
-def _scores(source: RunSource) -> list[str]:
+def _scores(source: TrainedModel, step: int) -> list[str]:
     """Held-out scores before and after, and a table of the evaluations between."""
-    file, step = source.folder / EVENTS_FILE, source.checkpoint.step
+    file = source.folder / EVENTS_FILE
     try:
         events = read_events(file) if file.is_file() else []
         read = {
@@ -130,7 +131,7 @@ def _scores(source: RunSource) -> list[str]:
             # A resumed run evaluates a step again.
             if event.kind == "evaluated" and event.step <= step
         }
-        points = {step: data.numbers("metrics") for step, data in read.items()}
+        points = {number: data.numbers("metrics") for number, data in read.items()}
         samples = read[max(read)].optional_count("samples") if read else None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{error} Remove the line.") from error
@@ -158,7 +159,7 @@ def _scores(source: RunSource) -> list[str]:
     ]
 
 
-def _sampler(source: RunSource) -> dict[str, str]:
+def _sampler(source: TrainedModel) -> dict[str, str]:
     """How evaluated samples are made: settings of the evaluation, and of the sampler of each stage."""
     facts = evaluation_facts(source.plan)
     stages: dict[str, dict[str, object]] = facts.pop("stages")

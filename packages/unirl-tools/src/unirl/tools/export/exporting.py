@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -13,7 +13,14 @@ from unirl.core.errors import CheckpointError, RecipeError, RunFolderError, UniR
 from unirl.model_host.model_files import check_contained
 
 from .card import write_card
-from .layouts import components_of, is_pipeline, write_checkpoint, write_diffusers_adapters, write_peft_adapters
+from .layouts import (
+    components_of,
+    is_pipeline,
+    open_to_readers,
+    write_checkpoint,
+    write_diffusers_adapters,
+    write_peft_adapters,
+)
 from .source import RunSource, StoredModel, build_backend, build_model, open_run
 
 if TYPE_CHECKING:
@@ -55,7 +62,7 @@ def export(
     base, part = built.folder, to.with_name(f".part-{to.name}")
     # Of a model that finds its checkpoint by itself.
     check_contained(base, key=f"{source.learner.model.key}.{source.learner.model.spec.path_key}")
-    components = components_of(built.trainable, built.spec.trainable, base)
+    components = components_of(built.trainable.state_dict(), built.spec.trainable, base)
     wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
     is_adapter = source.has_adapters and not merge
     backend, source = build_backend(source, built, step=step, catalog=catalog)
@@ -74,11 +81,9 @@ def export(
             else:
                 path = str(source.setting("path") or base)
                 write_peft_adapters(part, update, module=built.trainable, base=path, dtype=wanted or torch.float32)
-            write_card(part, source, base, policy=policy, is_adapter=is_adapter, is_pipeline=is_pipeline(base))
-            for file in part.rglob("*.safetensors"):
-                # safetensors keeps new files from other users. A link has the permissions of the base checkpoint.
-                if file.stat().st_nlink == 1:
-                    shutil.copymode(part / "README.md", file)
+            facts: dict[str, Any] = {"policy": policy, "is_adapter": is_adapter, "is_pipeline": is_pipeline(base)}
+            write_card(part, source, base, step=source.checkpoint.step, **facts)
+            open_to_readers(part)
         part.rename(to)
     except (OSError, SafetensorError) as error:
         raise RunFolderError(f"--to: {to} cannot be written: {error}.") from error

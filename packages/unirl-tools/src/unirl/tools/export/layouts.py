@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +19,14 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from unirl.core.roles import WeightUpdate
 
-__all__ = ["components_of", "is_pipeline", "write_checkpoint", "write_diffusers_adapters", "write_peft_adapters"]
+__all__ = [
+    "components_of",
+    "is_pipeline",
+    "open_to_readers",
+    "write_checkpoint",
+    "write_diffusers_adapters",
+    "write_peft_adapters",
+]
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """safetensors' names."""
@@ -32,17 +39,18 @@ def is_pipeline(base: Path) -> bool:
     return (base / INDEX).is_file()
 
 
-def components_of(module: nn.Module, name: str, base: Path) -> dict[str, str]:
+def components_of(names: Iterable[str], trained: str, base: Path) -> dict[str, str]:
     """The trained components of a checkpoint: folder -> what the names of its weights begin with.
 
-    name: of the trained module. Where it has no folder, those of its parts that have one; {"": ""} in another layout
-    than diffusers'.
+    names: of weights of the trained module.  trained: its name. Where it has no folder, those of its parts that have
+    one; {"": ""} in another layout than diffusers'.
     """
     if not is_pipeline(base):
         return {"": ""}
-    if (base / name).is_dir():
-        return {name: ""}
-    return {part: f"{part}." for part, _ in module.named_children() if (base / part).is_dir()}
+    if (base / trained).is_dir():
+        return {trained: ""}
+    parts = dict.fromkeys(name.partition(".")[0] for name in names)
+    return {part: f"{part}." for part in parts if (base / part).is_dir()}
 
 
 def write_diffusers_adapters(
@@ -67,12 +75,16 @@ def write_diffusers_adapters(
 
 
 def write_peft_adapters(
-    folder: Path, update: WeightUpdate, *, module: nn.Module, base: str, dtype: torch.dtype
+    folder: Path, update: WeightUpdate, *, module: nn.Module | None, base: str, dtype: torch.dtype
 ) -> None:
-    """LoRA adapters for peft. update: `lora` weights.  module: the adapted one.  base: its checkpoint, by name."""
+    """LoRA adapters for peft. update: `lora` weights.  base: its checkpoint, by name.
+
+    module: the adapted one; without it, layers are listed by their whole names.
+    """
     layers = {name.partition(".lora_")[0] for name in update.tensors}
     endings = {name.rpartition(".")[2] for name in layers}
-    are_enough = {name for name, _ in module.named_modules() if name.rpartition(".")[2] in endings} == layers
+    modules = () if module is None else module.named_modules()
+    are_enough = {name for name, _ in modules if name.rpartition(".")[2] in endings} == layers
     rank = next(len(tensor) for name, tensor in update.tensors.items() if ".lora_A." in name)
     config = {
         "peft_type": "LORA",
@@ -121,6 +133,14 @@ def write_checkpoint(
     _copy_rest(folder, base, trained=set(components) - {""})
     if dtype is not None and "" in components:
         _set_dtype(folder / "config.json", str(dtype).removeprefix("torch."))
+
+
+def open_to_readers(folder: Path) -> None:
+    """Give weights the permissions of the card beside them: safetensors keeps new files from other users."""
+    for file in folder.rglob("*.safetensors"):
+        # A link has the permissions of the base checkpoint.
+        if file.stat().st_nlink == 1:
+            shutil.copymode(folder / "README.md", file)
 
 
 def _saved(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from unirl.core.plugins.catalog import Catalog
     from unirl.core.roles import Backend, Model
 
-__all__ = ["RunSource", "StoredModel", "build_backend", "build_model", "open_run"]
+__all__ = ["RunSource", "StoredModel", "TrainedModel", "build_backend", "build_model", "open_run"]
 
 ON_ONE_PROCESS = ("mesh", "shard", "mixed_precision", "activation_checkpointing", "compile")
 """Settings of a backend that say where its weights are and how it computes, and change nothing in a checkpoint. Their
@@ -37,15 +37,15 @@ class StoredModel(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSource:
-    """A checkpoint of a run, its plan, and the model to export."""
+class TrainedModel:
+    """A model that a run trains."""
 
     folder: Path
+    """Of the run."""
     recorded: Mapping[str, Any]
     """The run's recipe.json."""
     plan: Plan
     learner: Learner
-    checkpoint: Checkpoint
 
     @property
     def has_adapters(self) -> bool:
@@ -54,6 +54,13 @@ class RunSource:
     def setting(self, name: str) -> Any:
         """One of the model's settings; None for a model without it."""
         return vars(self.learner.model.config).get(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSource(TrainedModel):
+    """A checkpoint of a run, and the model of it to export."""
+
+    checkpoint: Checkpoint
 
 
 def open_run(folder: Path, *, step: int | None, model: str | None, catalog: Catalog) -> RunSource:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from unirl.core.errors import RecipeError, RunFolderError
-from unirl.core.observe.recorded import Recorded
 
+from ..local_checkpoint import local_checkpoint
 from .saved_run import SavedRun
 
 __all__ = ["TokenTexts"]
@@ -35,23 +34,9 @@ class TokenTexts:
         model = model.section(learner) if learner in model.values else model
         path = model.text("path", default="")
         try:
-            folder = _folder(path, model, started_in=run.started_in)
+            folder = local_checkpoint(path, revision=model.optional_text("revision"), beside=run.started_in)
             if folder is None:
                 return cls(tokenizer=None, problem=f"{path or 'the checkpoint'} is not on this machine")
             return cls(tokenizer=load_tokenizer(folder))
         except (RecipeError, RunFolderError) as error:
             return cls(tokenizer=None, problem=str(error))
-
-
-def _folder(path: str, model: Recorded, *, started_in: Path) -> Path | None:
-    """The folder of a checkpoint, or that of a hub id in the cache."""
-    folder = started_in / Path(path).expanduser()
-    if not path or folder.is_dir():
-        return folder if path else None
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(path, revision=model.optional_text("revision"), local_files_only=True))
-    except (HFValidationError, LocalEntryNotFoundError):
-        return None
