@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from loop_toy import ToyEngine, parts, plan, run
+from loop_toy import Ran, ToyBackend, ToyEngine, parts, plan, run
 from test_scoring_and_costs import make_track
 from unirl.core.errors import RunFailed
 from unirl.core.roles import ScoreInput, Scores
@@ -65,8 +65,18 @@ def test_a_run_says_each_pair_once() -> None:
     ran = run(parts(engine=ToyEngine(), rewards={"light": Trades()}), toy)
     findings = [event for event in ran.events if event.kind == "finding"]
     (finding,) = [event for event in findings if "hacking" in event.data["text"]]
-    assert finding.step == 20
+    # After nineteen steps, with the rollout of the twentieth.
+    assert finding.step == 19
     assert "the trained reward 'light' rose by" in finding.data["text"] and "'light/dark' fell" in finding.data["text"]
+
+
+def test_a_run_that_is_to_fail_stops_before_it_trains_on_and_is_saved() -> None:
+    backend, ran = ToyBackend(), Ran()
+    toy = plan(run={"max_steps": 24, "on_hacking": "fail"})
+    with pytest.raises(RunFailed, match=r"the trained reward 'light' rose by .*'light/dark' fell .*reward hacking"):
+        run(parts(engine=ToyEngine(), backend=backend, rewards={"light": Trades()}), toy, into=ran)
+    # The twentieth is not trained on. Of the first, all samples score 0, and there is nothing to train on either.
+    assert len(backend.trained) == 18 and ran.saved == [19]
 
 
 def collapsed(*steps: list[float], weight: float = 1.0) -> list[int]:

@@ -88,5 +88,5 @@ class RewardWatch:
                     f"reward: the trained reward {rising!r} rose by {shifts[rising]:.2g} and {falling!r} fell by "
                     f"{-shifts[falling]:.2g} standard deviations of their samples, from the {self._window // 2} steps "
                     f"before to the last {self._window // 2}. If it should not fall, this may be reward hacking: look "
-                    "at the samples, and give it weight or a gate.",
+                    "at the samples, and give it weight or a gate; run.on_hacking=fail stops such a run.",
                 )

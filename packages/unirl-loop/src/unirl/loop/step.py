@@ -172,6 +172,10 @@ def train_step(
             if plan.run.on_collapse == "fail":
                 raise RunFailed(text)
             events.finding(text, step=step, once=f"{stage.name}: {name} collapsed")
+        for *pair, text in watch.pairs(rollout.tracks[stage.name]) if watch else ():
+            if plan.run.on_hacking == "fail":
+                raise RunFailed(text)
+            events.finding(text, step=step, once=f"{stage.name}: {pair}")
     found = {stage.name: _staleness(plan, stage, rollout, version=parts.version(stage)) for stage in plan.stages}
     jobs: list[Job] = []
     try:
@@ -207,8 +211,6 @@ def train_step(
                 f"sampling.{stage.parent}.max_new_tokens."
             )
             events.finding(text, step=step + 1, once=f"{stage.name}: cut texts")
-        for *pair, text in watch.pairs(track) if watch else ():
-            events.finding(text, step=step + 1, once=f"{stage.name}: {pair}")
         if stage.algorithm is not None:
             with attributed(f"algorithm {stage.algorithm.name!r}", phase="end of the step"):
                 own |= end_algorithm_step(parts.algorithms[stage.name], own, samples=track.num_rows)

@@ -262,6 +262,9 @@ class RunConfig:
     with tokens, log-probs, scores and advantages for `unirl show`; 0 shows none."""
     on_collapse: str = one_of("report", "fail", default="report")
     """When a trained reward has fallen to the worst score of the first steps: `report` a finding, or `fail`."""
+    on_hacking: str = one_of("report", "fail", default="report")
+    """When a trained reward has risen over the last steps while another reward or component fell: `report` a finding,
+    or `fail`, with the weights saved as they are."""
     peak_tflops: float | None = limit(None, above=0)
     """Dense bf16 peak of a device in TFLOP/s, for model FLOPs utilisation (`perf/train_mfu`). None takes the published
     peak of a device that is known by name; of others only TFLOP/s are logged."""

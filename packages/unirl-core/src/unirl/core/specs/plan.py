@@ -71,6 +71,7 @@ NOT_HASHED = (
     "run.keep",
     "run.media_every",
     "run.on_collapse",
+    "run.on_hacking",
     "run.peak_tflops",
     "run.threads",
     "run.batch_invariant",
