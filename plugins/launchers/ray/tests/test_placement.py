@@ -54,6 +54,39 @@ def test_colocated_workers_are_pairs_that_share_a_device_by_halves() -> None:
     ]
 
 
+def test_a_worker_has_the_devices_that_its_engine_splits_its_model_over() -> None:
+    config = RayConfig(placement="separate", train_ranks=2, rollout_workers=2)
+    assert [place.gpus for place in places(config, on_cuda=True, stages={"image": 4})] == [1, 1, 4, 4]
+    # Without GPUs the engine makes its ranks of CPUs.
+    assert [place.gpus for place in places(config, on_cuda=False, stages={"image": 4})] == [0] * 4
+    # Workers of both stages have what the larger one needs; those of one have its own.
+    stages = {"text": 2, "image": 4}
+    assert [place.gpus for place in places(config, on_cuda=True, stages=stages)][2:] == [4, 4]
+    apart = replace(config, stage_workers={"text": 1, "image": 1})
+    assert {place.serves: place.gpus for place in places(apart, on_cuda=True, stages=stages)[2:]} == {
+        ("text",): 2,
+        ("image",): 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), ""),
+        (("launcher.gpus=0.5",), "launcher.gpus: got 0.5 with engine.tensor_parallel=2, expected 1, or -1"),
+        (
+            ("launcher.placement=colocate", "engine.sleep_mode=true"),
+            "engine.tensor_parallel: got 2 with launcher.placement=colocate, where a rollout worker has the device",
+        ),
+    ],
+)
+def test_an_engine_is_split_only_over_devices_that_its_worker_has(words: tuple[str, ...], expected: str) -> None:
+    own = ("launcher=ray", "launcher.placement=separate", "engine=vllm-omni", "engine.tensor_parallel=2")
+    plan = small_runs.plan(*own, *words)
+    reasons = [str(reason) for reason in match(plan, catalog=small_runs.catalog()).reasons]
+    assert [reason[: len(expected)] for reason in reasons] == ([expected] if expected else [])
+
+
 @pytest.mark.parametrize(
     ("own", "gpus", "expected"),
     [

@@ -253,11 +253,12 @@ class _Counted:
         return {"engine weights": self._engine_weights(), "engine cache": 2**20 * config.get("kv_cache_mb", 0)}
 
     def _engine_weights(self) -> float:
-        """Weights that the engine computes with."""
-        size, dtype = self._size, str(vars(self._stage.engine.config).get("dtype", "auto"))
+        """Weights that the engine computes with, on each device that it splits them over."""
+        size, config = self._size, vars(self._stage.engine.config)
+        dtype, devices = str(config.get("dtype", "auto")), int(config.get("tensor_parallel", 1))
         if not self._is_external or dtype == "auto" or not size.trained_elements:
-            return size.weight_bytes
-        return size.weight_bytes * getattr(torch, dtype).itemsize * size.trained_elements / size.trained_bytes
+            return size.weight_bytes / devices
+        return size.weight_bytes / devices * getattr(torch, dtype).itemsize * size.trained_elements / size.trained_bytes
 
     def _estimates(self, process: Process, processes: Sequence[Process]) -> dict[str, int]:
         """See `Process.estimates`."""

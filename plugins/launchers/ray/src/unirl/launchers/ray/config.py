@@ -61,7 +61,8 @@ class RayConfig(OffloadingConfig):
     cpus: float = limit(1.0, least=0)
     """CPUs of each train rank, rollout and reference worker, as Ray counts them; fractions share one."""
     gpus: float = limit(-1.0, least=-1)
-    """GPUs of each train rank, rollout and reference worker; fractions share one. -1 is one on CUDA, else none."""
+    """GPUs of each train rank, rollout and reference worker; fractions share one. -1 is one on CUDA, else none. Rollout
+    workers whose engine splits its model (`engine.tensor_parallel`) get as many times that."""
     reward_cpus: float = limit(0.5, least=0)
     """CPUs of each reward worker."""
     reward_gpus: float = limit(-1.0, least=-1)
@@ -161,6 +162,7 @@ class RayConfig(OffloadingConfig):
                 known = ", ".join(map(repr, plan.rewards))
                 text = f"no such reward; the rewards are {known}{did_you_mean(name, plan.rewards) or '.'}"
                 yield Reason(key=f".dedicated_rewards.{name}", text=text)
+        yield from self._split_engine(stage)
         if self.carrier == "cuda-ipc":
             yield from self._without_shared_memory(plan.run.device)
         if self.placement == "colocate":
@@ -183,6 +185,22 @@ class RayConfig(OffloadingConfig):
                 text=f"got 'trainside', where each train rank samples with the module it trains; engine "
                 f"{engine.name!r} keeps its own weights and would never receive the trained ones. Use separate, or "
                 "colocate.",
+            )
+
+    def _split_engine(self, stage: Stage) -> Iterator[Reason]:
+        """Why a rollout worker cannot have the devices that its engine splits its model over."""
+        count = devices_of(stage)
+        if count > 1 and self.placement != "separate":
+            yield Reason(
+                key=f"{stage.engine.key}.tensor_parallel",
+                text=f"got {count} with launcher.placement={self.placement}, where a rollout worker has the device of "
+                "its train rank alone. Use separate, or 1.",
+            )
+        elif count > 1 and 0 < self.gpus < 1:
+            yield Reason(
+                key=".gpus",
+                text=f"got {self.gpus:g} with {stage.engine.key}.tensor_parallel={count}, expected 1, or -1 for one "
+                "each: an engine that splits its model needs whole devices.",
             )
 
     def _own_workers(self, stages: Sequence[str]) -> Iterator[Reason]:
@@ -230,6 +248,11 @@ class RayConfig(OffloadingConfig):
                 text="got 'cuda-ipc', but with 'separate' and launcher.gpus of 1 or more each worker has its own "
                 "GPU. Use 'collective', or launcher.placement=colocate.",
             )
+
+
+def devices_of(stage: Stage) -> int:
+    """Devices that an engine of this stage splits its model over."""
+    return int(vars(stage.engine.config).get("tensor_parallel", 1))
 
 
 def _memory_kept(stage: Stage) -> Iterator[Reason]:

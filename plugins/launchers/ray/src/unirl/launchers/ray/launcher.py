@@ -16,7 +16,7 @@ from unirl.loop.run_folder import LOCK_FILE
 
 from .actors import Actor, Call
 from .cluster import Cluster
-from .config import RayConfig
+from .config import RayConfig, devices_of
 from .placement import by_machine, misfit, places, split_groups
 from .remote_parts import RemoteBackend, RemoteEngine, RemoteModel, RemoteReward
 from .samples import Samples
@@ -51,7 +51,7 @@ class RayLauncher:
             if config.reference == "separate":
                 _check_reference(plan)
             on_cuda = _on_cuda(plan, sum(node.gpus for node in nodes))
-            stages = [stage.name for stage in plan.stages]
+            stages = {stage.name: devices_of(stage) for stage in plan.stages}
             workers = places(config, on_cuda=on_cuda, stages=stages, rewards=config.reward_processes(plan))
             reason = misfit(workers, nodes)
             if reason:

@@ -71,10 +71,18 @@ class _Pool:
 
 
 def places(
-    config: RayConfig, *, on_cuda: bool, stages: Sequence[str] = (), rewards: Sequence[RewardProcesses] = ()
+    config: RayConfig,
+    *,
+    on_cuda: bool,
+    stages: Mapping[str, int] | None = None,
+    rewards: Sequence[RewardProcesses] = (),
 ) -> list[WorkerPlace]:
-    """Every worker of a run, train ranks first.  stages: of the plan, for those with dedicated workers.  rewards: by
-    `RayConfig.reward_processes`."""
+    """Every worker of a run, train ranks first.
+
+    stages: of the plan, for those with dedicated workers, and the number of devices of an engine of each.  rewards: by
+    `RayConfig.reward_processes`.
+    """
+    devices = stages or {}
     gpus = config.gpus if config.gpus >= 0 else float(on_cuda)
     is_colocated = config.placement == "colocate"
     cpus = config.cpus * (0.5 if is_colocated else 1.0)
@@ -82,8 +90,9 @@ def places(
     if is_colocated:
         pools.append(_Pool(role="rollout", count=config.train_ranks, cpus=cpus, gpus=gpus, is_beside=True))
     elif config.placement == "separate":
-        for serves, count in _pools(stages, config.stage_workers, config.rollout_workers):
-            pools.append(_Pool(role="rollout", serves=serves, count=count, cpus=config.cpus, gpus=gpus))
+        for serves, count in _pools(tuple(devices), config.stage_workers, config.rollout_workers):
+            most = max((number for name, number in devices.items() if not serves or name in serves), default=1)
+            pools.append(_Pool(role="rollout", serves=serves, count=count, cpus=config.cpus, gpus=gpus * most))
     if config.reference == "separate":
         pools.append(_Pool(role="reference", count=config.reference_workers, cpus=config.cpus, gpus=gpus))
     for reward in rewards:
