@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 __all__ = ["KINDS", "NewKind", "Shape"]
 
-NewKind = Literal["model", "engine", "backend", "algorithm", "reward", "tracker"]
+NewKind = Literal["model", "engine", "backend", "algorithm", "reward", "environment", "tracker"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,12 @@ KINDS: Mapping[NewKind, Shape] = {
         description="The reward {name} for UniRL: how much contrast an image has",
         modules=("reward",),
         requires=("unirl-core", "torch>=2.8,<3"),
+    ),
+    "environment": Shape(
+        prefix="environment",
+        description="The environment {name} for UniRL: a number to find in several turns",
+        modules=("environment",),
+        requires=("unirl-core",),
     ),
     "tracker": Shape(
         prefix="tracker",
