@@ -39,6 +39,8 @@ class TrainingMemory:
     """A backward pass computes the activations of each block again."""
     quantized: str = ""
     """Kind of the frozen weights of linear layers in blocks, `int8` or `nf4`; empty leaves them in their dtype."""
+    offloads_blocks: bool = False
+    """Frozen weights of blocks are in CPU memory, and on the device those of two blocks."""
 
 
 def quantized_bytes(rows: int, columns: int, *, kind: str, itemsize: int) -> int:

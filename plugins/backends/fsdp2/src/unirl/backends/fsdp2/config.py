@@ -49,6 +49,11 @@ class Fsdp2Config(ShardedConfig):
         """See `BackendConfig`."""
         return self.mesh.tensor * self.mesh.sequence
 
+    @property
+    def replicates(self) -> bool:
+        """See `ShardedConfig`. The updater averages what little the adapters have of gradients."""
+        return self.trains == "lora" and self.critic.lr is None and self.mesh.shard == 1 and self.copies == 1
+
     def memory(self, plan: Plan | None) -> TrainingMemory | None:
         """See `BackendConfig`. None with tensor parallelism, too, whose split depends on the model's plan."""
         if self.mesh.tensor > 1:
@@ -72,6 +77,9 @@ class Fsdp2Config(ShardedConfig):
         if self.quantize != "none" and self.shard == "always":
             text = f"got {self.quantize} with shard=always, which wraps the module, and quantized weights cannot be "
             yield Reason(key=".quantize", text=text + "sharded. Use shard=auto.")
+        if self.offload_frozen != "none" and self.shard == "always":
+            text = f"got {self.offload_frozen} with shard=always, which gathers weights from shards on the device. "
+            yield Reason(key=".offload_frozen", text=text + "Use shard=auto.")
         if plan is None or stage is None:
             return
         model = stage.model
