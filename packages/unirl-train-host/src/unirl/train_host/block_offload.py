@@ -233,8 +233,8 @@ def _view(memory: Tensor, start: int, *, like: Tensor) -> nn.Parameter:
 
 
 def _pin(memory: Tensor) -> None:
-    """Lock the pages of a memory, so that a GPU copies from it by itself. torch's `pin_memory` would take the next power
-    of two of its size."""
+    """Lock the pages of a memory, so that a GPU copies from it by itself. torch's `pin_memory` would take the next
+    power of two of its size."""
     runtime: Any = cast("Any", torch.cuda).cudart()
     place = memory.data_ptr()
     # 1: for all contexts, as torch's own staging of checkpoints does.

@@ -246,6 +246,11 @@ class ShardedConfig(BackendConfig):
             yield Reason(key=key, text=f"{what}, but all weights train. Use backend.trains=lora, or none.")
         if self.quantize != "none":
             yield Reason(key=key, text=f"{what} with quantize={self.quantize}. Set one of them to none.")
+        if self.critic.lr is not None and self.mixed_precision != "none":
+            text = f"{what} with a critic and mixed_precision={self.mixed_precision}, which wraps the module. Use "
+            yield Reason(
+                key=key, text=text + "mixed_precision=none with model.autocast=bfloat16 where the model has it."
+            )
 
     def _for_offloaded_in(self, plan: Plan, stage: Stage) -> Iterator[Reason]:
         key, what, model = ".offload_frozen", f"got {self.offload_frozen}", stage.model

@@ -23,6 +23,7 @@ from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.loop.build import build_algorithms, build_part
 from unirl.loop.parts import errors_under
 
+from .block_copies import copied_bytes
 from .hollow import hollow
 from .model_size import ModelSize, model_size
 from .prediction import MemoryPlan, Process, StepTime
@@ -142,6 +143,7 @@ class _Counted:
         self._offloads = bool(vars(stage.engine.config).get("offload_idle"))
         """Whether encoders and decoder are in CPU memory while they are idle; only for in-process engines."""
         self._on_accelerator = plan.run.device.partition(":")[0] != "cpu"
+        self._pinned = size.blocks_bytes if memory.offloads_blocks else 0
         engine = stage.engine
         self._is_external = not engine.spec.reads_weights and not engine.spec.samples
         self._engine_share = float(vars(engine.config).get("gpu_memory", 0.0)) if self._is_external else 0.0
@@ -190,6 +192,8 @@ class _Counted:
             num_checkpoints=self._num_checkpoints(),
             flops=self._flops(),
             decode_bytes=self._decode_bytes(),
+            pinned_bytes=self._pinned,
+            bus_bytes=self._bus_bytes() if self._pinned else None,
             notes=tuple(notes),
         )
 
@@ -198,9 +202,10 @@ class _Counted:
         trained = FP32 * self._elements / self._shards
         others = size.weight_bytes if self._is_lora else size.weight_bytes - size.trained_bytes
         others += FP32 * size.frozen_elements
-        wraps = self._ranks > 1 or bool(memory.compute_dtype)
+        wraps = (self._ranks > 1 or bool(memory.compute_dtype)) and not memory.offloads_blocks
         items: dict[str, float] = {
-            "frozen weights": (others - size.buffer_bytes) / self._shards + size.buffer_bytes,
+            "blocks on the device": min(2 * size.largest_block_bytes, self._pinned),
+            "frozen weights": (others - self._pinned - size.buffer_bytes) / self._shards + size.buffer_bytes,
             "trained weights": trained,
             "gradients": FP32 * self._elements if memory.whole_gradients and self._ranks > 1 else trained,
             "optimizer": memory.optimizer_bytes * self._elements / self._shards,
@@ -352,6 +357,12 @@ class _Counted:
         new = stage.sampling.max_new_tokens
         before = (size.row_elements - new) * new + new * (new + 1) // 2
         return round(math.ceil(rows / batch) * new * self._engine_weights() + rows * before * size.cache_bytes)
+
+    def _bus_bytes(self) -> StepTime:
+        own = {"train_rows": self._train_rows, "rows": self._per_rank, "micro_batch": self._rows()}
+        generates = not self._processes.rollout and not self._is_external
+        is_serial = self._stage.train.is_serial(self._plan.run.device)
+        return copied_bytes(self._stage, self._size, generates=generates, is_serial=is_serial, **own)
 
     def _checkpoint_bytes(self) -> int:
         """Trained weights, their averages, moments, and a step count each; the reference policy is that of the base."""
