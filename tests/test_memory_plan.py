@@ -378,7 +378,7 @@ def test_offloaded_blocks_are_pinned_and_copied_with_each_pass(one: MemoryPlan) 
 
 
 def test_guidance_adds_passes_unless_its_branches_are_batched() -> None:
-    for mode, rollout, words, train in (
+    for mode, rollout, words, trained in (
         ("two-pass", 2, (), 2 * 2),
         ("batched", 1, (), 1 + 1),
         # Each branch by itself, and the positive one backward.
@@ -388,7 +388,7 @@ def test_guidance_adds_passes_unless_its_branches_are_batched() -> None:
         plan = planned("quickstart", *settings)
         assert plan.bus_bytes is not None
         assert plan.bus_bytes.generate == 10 * rollout * plan.size.blocks_bytes
-        assert plan.bus_bytes.train == 2 * 5 * train * plan.size.blocks_bytes, mode
+        assert plan.bus_bytes.train == 2 * 5 * trained * plan.size.blocks_bytes, mode
 
 
 def test_the_bus_bounds_a_phase_where_it_is_slower_than_the_operations(one: MemoryPlan) -> None:

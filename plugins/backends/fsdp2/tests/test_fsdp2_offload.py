@@ -12,7 +12,7 @@ import torch
 from fsdp2_toy import SPEC, Clipped, ToyBlock, ToyModel, gradients, make_backend, make_track
 from torch import Tensor, nn
 from unirl.backends.fsdp2.config import AverageConfig
-from unirl.core.errors import RecipeError
+from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 from unirl.train_host.block_offload import OffloadedBlocks
@@ -20,23 +20,24 @@ from unirl.train_host.block_offload import OffloadedBlocks
 OFFLOADED: Mapping[str, Any] = {"offload_frozen": "blocks"}
 
 
-def deep(num_blocks: int) -> ToyModel:
-    """A toy with other numbers of blocks than the two that are on the device, each as wide as it is deep in the net."""
+def deep(num_blocks: int, *, widen: int = 1) -> ToyModel:
+    """A toy with other numbers of blocks than the two that are on the device, each wider than the one before it."""
     model = ToyModel()
     with torch.random.fork_rng():
         torch.manual_seed(5)
         blocks = [ToyBlock() for _ in range(num_blocks)]
         for index, block in enumerate(blocks):
-            block.up, block.down = nn.Linear(12, 24 + index), nn.Linear(24 + index, 12)
+            width = 24 + widen * index
+            block.up, block.down = nn.Linear(12, width), nn.Linear(width, 12)
     model.net.blocks = nn.ModuleList(blocks)
     return model
 
 
-def trained(num_blocks: int, **settings: Any) -> tuple[Any, ToyModel]:
+def trained(num_blocks: int, *, widen: int = 1, **settings: Any) -> tuple[Any, ToyModel]:
     """A backend after two updates with an average."""
     train = TrainConfig(updates_per_step=2, micro_batch_size=3, replay=settings.pop("replay", "auto"))
     averaged = {"ema": AverageConfig(kind="constant", decay=0.5), "train": train, **settings}
-    backend, model = make_backend(deep(num_blocks), **averaged)
+    backend, model = make_backend(deep(num_blocks, widen=widen), **averaged)
     report = backend.train([Job(track=make_track(model), algorithm=Clipped(to="ema"))], progress=0.0)
     assert report.num_updates == 2
     return backend, model
@@ -169,6 +170,52 @@ def test_weights_in_two_places_and_blocks_within_blocks() -> None:
         assert torch.equal(result, expected)
     assert net[3].first.weight is net[0].first.weight
     assert dict(net.named_parameters()).keys() == dict(plain.named_parameters()).keys()
+
+
+def test_a_backward_pass_without_its_weights_is_an_error() -> None:
+    """torch drops the hooks of a view that is changed in place. In place on what is no view they stay."""
+
+    class Viewed(ToyBlock):
+        is_view = True
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            result = super().forward(hidden)
+            return result.view(-1)[:].view(hidden.shape) if self.is_view else result
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Viewed() for _ in range(5)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x)
+                x.mul_(0.5)
+            return x
+
+    net, x = Net().requires_grad_(False), torch.linspace(-1, 1, 24).view(2, 12).requires_grad_()
+    Viewed.is_view = False
+    (expected,) = torch.autograd.grad(net(x).square().sum(), x)
+    OffloadedBlocks(net, list(net.blocks), device=torch.device("cpu"), fill=dict)
+    (result,) = torch.autograd.grad(net(x).square().sum(), x)
+    assert torch.equal(result, expected)
+    Viewed.is_view = True
+    with pytest.raises(RunFailed, match=r"^backend\.offload_frozen: the backward pass of block 4 began without its"):
+        torch.autograd.grad(net(x).square().sum(), x)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_blocks_take_the_weights_that_are_there() -> None:
+    """The same kernels, so the same bits."""
+    result: list[dict[str, Tensor]] = []
+    for offloaded in ({}, OFFLOADED):
+        torch.compiler.reset()
+        backend, model = trained(5, compile="blocks", widen=0, **offloaded)
+        result.append(outputs(backend, model) | gradients(backend, make_track(model), Clipped(to="reference")))
+        backend.close()
+    torch.compiler.reset()
+    assert_equal(*result)
 
 
 def test_a_wrapped_module_and_one_without_blocks_are_refused() -> None:

@@ -46,6 +46,7 @@ def plan(
         model=SimpleNamespace(name="m", spec=model, config=SimpleNamespace(**of_model)),
         needs=algorithm.needs.merged(algorithm.when["kl_coef"]) if kl_coef else algorithm.needs,
         teacher=None,
+        kind="text",
         engine=SimpleNamespace(name="e", spec=SimpleNamespace(reads_weights=reads_weights)),
     )
     launcher = None if processes is None else SimpleNamespace(name="l", config=Started(processes))

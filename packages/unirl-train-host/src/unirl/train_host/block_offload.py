@@ -119,16 +119,27 @@ class OffloadedBlocks:
     def _after_forward(self, index: int, _: nn.Module, args: Any, kwargs: Any, output: object) -> None:
         if not torch.is_grad_enabled():
             return
-        # What passes through a block unchanged is the output of another one.
-        given = {id(value) for value in tree_leaves((args, kwargs))}
-        for value in tree_leaves(output):
-            if isinstance(value, Tensor) and value.requires_grad and id(value) not in given:
-                # Before the first operation of the block's backward pass, and of its second forward where it is
-                # recomputed.
-                value.register_hook(partial(self._before_backward, index))
+        given, results = _with_gradient((args, kwargs)), _with_gradient(output)
+        begun: list[None] = []
 
-    def _before_backward(self, index: int, _: Tensor) -> None:
-        self._use(index, then=index - 1 if index else None)
+        def begin(_: Tensor) -> None:
+            begun.append(None)
+            self._use(index, then=index - 1 if index else None)
+
+        def check(_: Tensor) -> None:
+            # Such as after an operation in place on a view, which replaces the node that has the hook.
+            if not begun:
+                raise RunFailed(
+                    f"backend.offload_frozen: the backward pass of block {index} began without its weights, because "
+                    "its output was changed in place. Use none with this model, or clone the output."
+                )
+
+        # What passes through a block unchanged is the output of another one.
+        for key in results.keys() - given.keys():
+            # Before the first operation of the block's backward pass, and of its second forward where it is recomputed.
+            results[key].register_hook(begin)
+        for value in given.values():
+            value.register_hook(check)
 
     def _use(self, index: int, *, then: int | None) -> None:
         """Have a block's weights in its module for the operations that follow on this stream, and begin to copy those
@@ -223,6 +234,11 @@ def _taken(
     if empty:
         fill(empty)
     return host, weights
+
+
+def _with_gradient(values: object) -> dict[int, Tensor]:
+    """Tensors that require a gradient, in arguments or results."""
+    return {id(value): value for value in tree_leaves(values) if isinstance(value, Tensor) and value.requires_grad}
 
 
 def _view(memory: Tensor, start: int, *, like: Tensor) -> nn.Parameter:
