@@ -58,9 +58,7 @@ RECIPES = {
     "nf4": (*QUANTIZED, "backend.quantize=nf4"),
     "blocks in CPU memory": (*QUANTIZED, "backend.offload_frozen=blocks"),
     "blocks in CPU memory, computed again": (
-        *(*QUANTIZED, "backend.offload_frozen=blocks"),
-        *("backend.activation_checkpointing=true", "model.dtype=bfloat16", "model.autocast=bfloat16"),
-        "train.logp_mismatch_max=1",
+        *(*QUANTIZED, "backend.offload_frozen=blocks", "backend.activation_checkpointing=true"),
     ),
     "step by step": ("quickstart", *SMALL, "sampling.guidance_scale=2", "train.replay=serial"),
     "step by step, one branch": (

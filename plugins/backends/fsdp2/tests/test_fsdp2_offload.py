@@ -205,6 +205,7 @@ def test_a_backward_pass_without_its_weights_is_an_error() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_blocks_take_the_weights_that_are_there() -> None:
     """The same kernels, so the same bits."""
