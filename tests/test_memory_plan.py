@@ -347,6 +347,23 @@ def test_activation_checkpointing_keeps_less_and_computes_more(one: MemoryPlan) 
     assert again.flops.train * 3 == one.flops.train * 4
 
 
+def test_weights_stay_gathered_where_the_device_has_room(one: MemoryPlan) -> None:
+    """Full weights in fp32 on four ranks. A sixteenth of the device is the bound of `auto`."""
+    size, room = one.size, 16 * 4 * one.size.elements
+    least = 4 * (size.root_elements + 2 * size.block_elements)
+    for setting, device_bytes, expected in (
+        ("auto", 0, least),
+        ("auto", room - 1, least),
+        ("auto", room, 4 * size.elements),
+        ("always", room, least),
+        ("never", 0, 4 * size.elements),
+    ):
+        plan = compose("quickstart", [*RAY, f"backend.reshard_after_forward={setting}"], catalog=catalog())
+        result = memory_plan(plan, catalog=catalog(), size=size, device_bytes=device_bytes)
+        assert result.processes[0].items["gathered blocks"] == expected
+        assert any("stay gathered" in note for note in result.notes) == (setting == "auto" and not device_bytes)
+
+
 OFFLOADED = ("backend.trains=lora", "backend.offload_frozen=blocks")
 
 

@@ -89,7 +89,7 @@ def command(
     verdict = match(plan, catalog=catalog)
     if not verdict.accepted:
         raise PlanRejected("\n".join(map(str, verdict.reasons)))
-    prediction = memory_plan(plan, catalog=catalog)
+    prediction = memory_plan(plan, catalog=catalog, device_bytes=device_memory or 0)
     overfull = prediction.overfull(device_memory) if device_memory is not None else []
     rates = {"speed": tflops * 1e12 * utilisation, "bandwidth": bandwidth * 1e12 * BANDWIDTH_USED}
     rates["bus"] = bus * 1e9 * BUS_USED

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from unirl.core.data.run_data import read_data
-from unirl.core.errors import DataError, RecipeError
+from unirl.core.errors import RecipeError
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import LauncherConfig
-from unirl.core.specs.memory import Processes, TrainingMemory
+from unirl.core.specs.memory import GATHERED_SHARE, Processes, TrainingMemory
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.loop.build import build_algorithms, build_part
@@ -25,6 +24,7 @@ from unirl.loop.parts import errors_under
 
 from .block_copies import copied_bytes
 from .hollow import hollow
+from .longest_prompt import longest_prompt
 from .model_size import ModelSize, model_size
 from .prediction import MemoryPlan, Process, StepTime
 from .reward_size import RewardMemory
@@ -46,10 +46,11 @@ RESERVE = 0.1
 """Estimate: what the allocator keeps beside activations, as a share of them."""
 
 
-def memory_plan(plan: Plan, *, catalog: Catalog, size: ModelSize | None = None) -> MemoryPlan:
+def memory_plan(plan: Plan, *, catalog: Catalog, size: ModelSize | None = None, device_bytes: int = 0) -> MemoryPlan:
     """Predict what a plan with one stage that trains will hold.
 
     size: measured for a plan that differs in the launcher, in batch sizes or in where copies are kept; None measures.
+    device_bytes: memory of each device; 0 where it is not known.
 
     `model.path` may be a folder without weights, with the configs and tokenizers alone. A model without `lazy-build` is
     built with its weights.
@@ -68,10 +69,10 @@ def memory_plan(plan: Plan, *, catalog: Catalog, size: ModelSize | None = None) 
             f"backend: {stage.backend.name!r} does not state what it holds with these settings (tensor parallelism and "
             "critics are not predicted)."
         )
-    inputs, unread = _longest_prompt(plan, stage)
+    inputs, unread = longest_prompt(plan, stage)
     size = size or _measured(plan, stage, memory, catalog, inputs)
     algorithm = build_algorithms(plan, catalog=catalog)[stage.name]
-    return _Counted(plan, stage, memory, size, separates_steps=algorithm.separates_steps).plan(*unread)
+    return _Counted(plan, stage, memory, size, algorithm.separates_steps, device_bytes).plan(*unread)
 
 
 def _measured(plan: Plan, stage: Stage, memory: TrainingMemory, catalog: Catalog, inputs: Inputs) -> ModelSize:
@@ -98,21 +99,6 @@ def _measured(plan: Plan, stage: Stage, memory: TrainingMemory, catalog: Catalog
             )
 
 
-def _longest_prompt(plan: Plan, stage: Stage) -> tuple[Inputs, list[str]]:
-    """The longest prompt of the data. A plan can be made before there is data: then one of the length that the settings
-    allow, and a note that says why the data were not read. Raises DataError for a model that needs media."""
-    try:
-        longest = max(read_data(plan).prompts, key=lambda prompt: len(prompt.text))
-        return Inputs.of_prompts([longest]), []
-    except DataError as error:
-        if stage.model.spec.needs_media:
-            raise
-        length = stage.sampling.max_sequence_length if isinstance(stage.sampling, LatentSamplingConfig) else 1
-        return Inputs.of_texts([" ".join(["a"] * length)]), [
-            f"lengths of your prompts, which could not be read ({error}); prompts are as long as the settings allow"
-        ]
-
-
 def processes_of(plan: Plan) -> Processes:
     """Number of processes that a plan's launcher starts; one without a launcher."""
     return _launcher_config(plan).processes
@@ -128,11 +114,17 @@ class _Counted:
     """The formulas."""
 
     def __init__(
-        self, plan: Plan, stage: Stage, memory: TrainingMemory, size: ModelSize, *, separates_steps: bool
+        self,
+        plan: Plan,
+        stage: Stage,
+        memory: TrainingMemory,
+        size: ModelSize,
+        separates_steps: bool,
+        device_bytes: int,
     ) -> None:
-        """separates_steps: the algorithm's."""
+        """separates_steps: the algorithm's.  device_bytes: as `memory_plan` takes it."""
         self._plan, self._stage, self._memory, self._size = plan, stage, memory, size
-        self._separates_steps = separates_steps
+        self._separates_steps, self._device_bytes = separates_steps, device_bytes
         self._processes = processes_of(plan)
         self._rewards = RewardMemory(plan, stage, _launcher_config(plan).reward_processes(plan))
         self._ranks = self._processes.train
@@ -174,6 +166,8 @@ class _Counted:
             )
         if self._is_external and not self._engine_share:
             notes.append(f"buffers that engine {self._stage.engine.name!r} allocates itself")
+        if self._shards > 1 and self._memory.keeps_gathered == "auto" and not self._device_bytes:
+            notes.append("weights that stay gathered on devices large enough for it; give --device-memory")
         if (count := self._processes.reference) and self._stage.needs.reference == "policy":
             items = {"weights": self._size.weight_bytes, **self._samples_of(count)}
             processes.append(Process(role="reference", count=count, items=items))
@@ -333,11 +327,17 @@ class _Counted:
         return (kept * size.kept_bytes + again * size.block_bytes) / sequence + size.unpacked_bytes
 
     def _gathered(self) -> float:
-        """A block whole, the next one, and the root, in the dtype that is computed in."""
-        size = self._size
-        total = size.root_elements + size.block_elements * 2
-        each = 2 if self._memory.compute_dtype else FP32
-        return each * total
+        """A block whole, the next one, and the root, or all that stays gathered, in the dtype that is computed in."""
+        size, each = self._size, 2 if self._memory.compute_dtype else FP32
+        # Frozen weights have their own dtype where none is computed in.
+        is_own = self._is_lora and not self._memory.compute_dtype
+        whole = size.weight_bytes - size.buffer_bytes if is_own else each * size.elements
+        keeps = self._memory.keeps_gathered
+        if keeps == "auto" and self._on_accelerator and whole <= GATHERED_SHARE * self._device_bytes:
+            keeps = "always"
+        return (
+            whole if keeps == "always" and self._shards > 1 else each * (size.root_elements + 2 * size.block_elements)
+        )
 
     def _update_bytes(self) -> int:
         """LoRA: the adapters. Full: every parameter, those that train in fp32."""

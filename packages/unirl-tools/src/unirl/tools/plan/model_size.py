@@ -55,6 +55,8 @@ class ModelSize:
     """Parameters of the largest block that is sharded by itself."""
     root_elements: int
     """Parameters outside of blocks."""
+    elements: int
+    """All parameters."""
     blocks_bytes: int
     """Parameters in `weight_bytes` that are in blocks and nowhere else."""
     largest_block_bytes: int
@@ -145,6 +147,7 @@ def model_size(
         tuned_tensors=2 * len(adapters) if memory.lora_rank else len(trained) - len(frozen),
         block_elements=max((_elements(block.parameters()) for block in blocks), default=0),
         root_elements=sum(param.numel() for param in params if id(param) not in in_blocks),
+        elements=_elements(params),
         blocks_bytes=sum(block_bytes),
         largest_block_bytes=max(block_bytes, default=0),
         largest_elements=max(layers) if layers else max(param.numel() for param in params),

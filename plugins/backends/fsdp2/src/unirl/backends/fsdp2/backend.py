@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from unirl.core.errors import RecipeError
 from unirl.core.specs.check import check_config
+from unirl.core.specs.memory import GATHERED_SHARE
 from unirl.train_host.backend import ShardedBackend
 from unirl.train_host.ranks import Ranks
-from unirl.train_host.sharding import DTYPES, cast_ends, shard, split
+from unirl.train_host.sharding import DTYPES, cast_ends, gathered_bytes, shard, split
 
 from .config import Fsdp2Config
 
@@ -55,7 +57,8 @@ class Fsdp2Backend(ShardedBackend):
                 "model.autocast=bfloat16 where the model has it, or none."
             )
         if wraps:
-            shard(self._module, blocks, ranks=ranks, precision=self._config.mixed_precision)
+            precision = self._config.mixed_precision
+            shard(self._module, blocks, ranks=ranks, precision=precision, keeps_gathered=self._keeps_gathered)
         elif self._config.mixed_precision in DTYPES:
             from unirl.train_host.adapters import compute_adapters_in
 
@@ -71,6 +74,14 @@ class Fsdp2Backend(ShardedBackend):
         from unirl.train_host.adam_8bit import adam_8bit
 
         return adam_8bit(self._params, self._config, total_steps=total_steps)
+
+    @property
+    def _keeps_gathered(self) -> bool:
+        reshards = self._config.reshard_after_forward
+        if reshards != "auto" or self._device.type != "cuda":
+            return reshards == "never"
+        size = gathered_bytes(self._module, precision=self._config.mixed_precision)
+        return size <= GATHERED_SHARE * torch.cuda.get_device_properties(self._device).total_memory
 
     @property
     def _wants_wrap(self) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.memory import TrainingMemory
@@ -40,9 +40,16 @@ class Fsdp2Config(ShardedConfig):
     forward there, for the same gradients."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """Device mesh."""
+    reshard_after_forward: str = one_of("auto", "always", "never", default="auto")
+    """`always`: give back what a forward has gathered of other ranks' shards, and gather it again in the backward pass.
+    `never`: keep it until then, and through the forwards of a rollout in process, which gather once in place of once a
+    step. `auto`: keep it on a GPU where the whole model takes at most a sixteenth of the memory. The numbers are the
+    same."""
     optimizer: str = one_of("adamw", "adamw_8bit", default="adamw")
     """`adamw`: torch's, 8 bytes of state for each trained parameter. `adamw_8bit`: torchao's, 2 bytes. A critic has the
     first."""
+
+    rounding_only = (*ShardedConfig.rounding_only, "reshard_after_forward")
 
     @property
     def copies(self) -> int:
@@ -60,7 +67,9 @@ class Fsdp2Config(ShardedConfig):
             return None
         # Two moments, each with an fp32 scale for 256 elements.
         state = 8.0 if self.optimizer == "adamw" else 2 * (1 + 4 / 256)
-        return self.kept(shard=self.mesh.shard, sequence=self.mesh.sequence, optimizer_bytes=state)
+        memory = self.kept(shard=self.mesh.shard, sequence=self.mesh.sequence, optimizer_bytes=state)
+        keeps: dict[str, Literal["always", "never", "auto"]] = {"always": "never", "never": "always", "auto": "auto"}
+        return memory and replace(memory, keeps_gathered=keeps[self.reshard_after_forward])
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Those of every backend, and a mesh that the model cannot be laid out on."""
