@@ -18,7 +18,17 @@ from unirl.core.match.match import match
 from unirl.core.recipe.compose import compose
 
 KIT = Path(__file__).parents[1] / "benchmarks/gpu"
-NAMES = ("ray-ipc", "ray-shared-memory", "ray-sd3-colocate", "wan", "text", "sd3-fsdp", "sd3-autocast", "sd3-engine")
+NAMES = (
+    "ray-ipc",
+    "ray-shared-memory",
+    "ray-sd3-colocate",
+    "wan",
+    "text",
+    "sd3-fsdp",
+    "sd3-autocast",
+    "sd3-offload",
+    "sd3-engine",
+)
 QUICKSTARTS = ("quickstart-fp32", "quickstart-bf16", "quickstart-text")
 
 

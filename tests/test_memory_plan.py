@@ -24,6 +24,7 @@ from unirl.models.sd3.tiny import write as write_sd3
 from unirl.models.wan.tiny import write_wan21
 from unirl.rewards.clip_family.tiny import write_clip
 from unirl.tools.plan import hollow
+from unirl.tools.plan.command import plan_data
 from unirl.tools.plan.memory_plan import memory_plan
 from unirl.tools.plan.prediction import MemoryPlan
 from unirl.train_host.sharding import recompute
@@ -55,6 +56,10 @@ RECIPES = {
     ),
     "int8": (*QUANTIZED, "backend.quantize=int8", "backend.activation_checkpointing=true"),
     "nf4": (*QUANTIZED, "backend.quantize=nf4"),
+    "blocks in CPU memory": (*QUANTIZED, "backend.offload_frozen=blocks"),
+    "blocks in CPU memory, computed again": (
+        *(*QUANTIZED, "backend.offload_frozen=blocks", "backend.activation_checkpointing=true"),
+    ),
     "step by step": ("quickstart", *SMALL, "sampling.guidance_scale=2", "train.replay=serial"),
     "step by step, one branch": (
         *("quickstart", *SMALL, "sampling.guidance_scale=2", "train.replay=serial", "train.detach_negative=true"),
@@ -340,6 +345,74 @@ def test_activation_checkpointing_keeps_less_and_computes_more(one: MemoryPlan) 
     rows, each = 96, one.size.kept_bytes + one.size.block_bytes
     assert again.processes[0].items["activations"] == rows * each
     assert again.flops.train * 3 == one.flops.train * 4
+
+
+def test_weights_stay_gathered_where_the_device_has_room(one: MemoryPlan) -> None:
+    """Full weights in fp32 on four ranks. A sixteenth of the device is the bound of `auto`."""
+    size, room = one.size, 16 * 4 * one.size.elements
+    least = 4 * (size.root_elements + 2 * size.block_elements)
+    for setting, device_bytes, expected in (
+        ("auto", 0, least),
+        ("auto", room - 1, least),
+        ("auto", room, 4 * size.elements),
+        ("always", room, least),
+        ("never", 0, 4 * size.elements),
+    ):
+        plan = compose("quickstart", [*RAY, f"backend.reshard_after_forward={setting}"], catalog=catalog())
+        result = memory_plan(plan, catalog=catalog(), size=size, device_bytes=device_bytes)
+        assert result.processes[0].items["gathered blocks"] == expected
+        assert any("stay gathered" in note for note in result.notes) == (setting == "auto" and not device_bytes)
+
+
+OFFLOADED = ("backend.trains=lora", "backend.offload_frozen=blocks")
+
+
+def test_offloaded_blocks_are_pinned_and_copied_with_each_pass(one: MemoryPlan) -> None:
+    """192 samples in two updates of one micro-batch each, 5 of 10 steps scored, each step alone: on a GPU."""
+    size = one.size
+    plan = planned("quickstart", *OFFLOADED, of=one)
+    whole = planned("quickstart", "backend.trains=lora", of=one)
+    assert plan.pinned_bytes == size.blocks_bytes and whole.pinned_bytes == 0 and whole.bus_bytes is None
+    items, others = plan.processes[0].items, whole.processes[0].items
+    assert items["blocks on the device"] == 2 * size.largest_block_bytes < size.blocks_bytes
+    assert items["frozen weights"] == others["frozen weights"] - size.blocks_bytes
+    assert plan.flops == whole.flops and plan.processes[0].total < whole.processes[0].total
+    forwards = {"generate": 10, "old_log_probs": 2 * 5, "reference": 0, "train": 2 * 5 * 2}
+    assert plan.bus_bytes is not None
+    assert vars(plan.bus_bytes) == {phase: number * size.blocks_bytes for phase, number in forwards.items()}
+    for words, expected in {
+        ("engine.forward_batch=50",): {**forwards, "generate": 4 * 10},
+        ("train.micro_batch_size=40",): {**forwards, "old_log_probs": 2 * 3 * 5, "train": 2 * 3 * 5 * 2},
+        ("train.replay=stacked",): {**forwards, "old_log_probs": 2, "train": 2 * 2},
+        ("train.old_log_probs=engine",): {**forwards, "old_log_probs": 0},
+        ("algorithm.kl_coef=0.1",): {**forwards, "reference": 2 * 5},
+    }.items():
+        bus = planned("quickstart", *OFFLOADED, *words, of=one).bus_bytes
+        assert bus is not None
+        assert vars(bus) == {phase: number * size.blocks_bytes for phase, number in expected.items()}, words
+
+
+def test_guidance_adds_passes_unless_its_branches_are_batched() -> None:
+    for mode, rollout, words, trained in (
+        ("two-pass", 2, (), 2 * 2),
+        ("batched", 1, (), 1 + 1),
+        # Each branch by itself, and the positive one backward.
+        ("batched", 1, ("train.detach_negative=true",), 2 + 1),
+    ):
+        settings = ("sampling.guidance_scale=2", f"sampling.guidance_mode={mode}", *OFFLOADED, *words)
+        plan = planned("quickstart", *settings)
+        assert plan.bus_bytes is not None
+        assert plan.bus_bytes.generate == 10 * rollout * plan.size.blocks_bytes
+        assert plan.bus_bytes.train == 2 * 5 * trained * plan.size.blocks_bytes, mode
+
+
+def test_the_bus_bounds_a_phase_where_it_is_slower_than_the_operations(one: MemoryPlan) -> None:
+    plan = planned("quickstart", *OFFLOADED, of=one)
+    fast, slow = (plan_data(plan, speed=1e15, bus=bus) for bus in (1e15, 1e6))
+    assert plan.bus_bytes is not None
+    assert fast["seconds"]["train"] == pytest.approx(plan.flops.train / 1e15)
+    assert slow["seconds"] == slow["bus_seconds"]
+    assert slow["seconds"]["train"] == pytest.approx(plan.bus_bytes.train / 1e6)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,10 @@ SMALL_CARDS, PUBLISHED_RUNS = (
 )
 ROWS = re.findall(r"^\| (\S+) \| (\d+) \| `(.+)` \| ([\d.]+) \|$", SMALL_CARDS, re.MULTILINE)
 """Recipe, GiB of the card, overrides, GiB that are planned."""
+OFFLOADED = re.findall(
+    r"^\| (\S+) \| (\d+) \| `(.+)` \| ([\d.]+) \| ([\d.]+) \| (\d+) \| (\d+) \|$", SMALL_CARDS, re.MULTILINE
+)
+"""The same, and GiB that are pinned, GiB that are copied in a step, and the seconds of that."""
 RUNS = re.findall(r"^\| `(\S+/\S+)` \|", PUBLISHED_RUNS, re.MULTILINE)
 DEVICE = 80 * 2**30
 
@@ -85,7 +89,25 @@ def test_the_page_of_small_cards_has_the_planners_numbers(
     }
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("row", OFFLOADED, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_the_page_of_small_cards_has_the_planners_copies(row: tuple[str, ...], tmp_path: Path) -> None:
+    recipe, card, words, *shown = row
+    plan = planned(recipe, tmp_path, *words.split())
+    (process,) = plan.processes
+    assert process.total < int(card) * 2**30 and plan.bus_bytes is not None
+    seconds = sum(plan_data(plan, speed=1e15)["bus_seconds"].values())
+    gib = [size / 2**30 for size in (process.total, plan.pinned_bytes, plan.bus_bytes.total)]
+    assert shown == [f"{gib[0]:.1f}", f"{gib[1]:.1f}", f"{gib[2]:.0f}", f"{seconds:.0f}"]
+
+
 def test_the_page_names_a_card_of_each_size() -> None:
+    assert [(recipe, card) for recipe, card, *_ in OFFLOADED] == [
+        ("sd3/flow-grpo", "8"),
+        ("sd3/flow-grpo", "16"),
+        ("z-image/flow-grpo", "12"),
+        ("qwen-image/flow-grpo", "24"),
+    ]
     assert {(recipe, card) for recipe, card, *_ in ROWS} == {
         ("sd3/flow-grpo", "16"),
         ("z-image/flow-grpo", "24"),

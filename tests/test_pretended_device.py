@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from diffusers import ZImageTransformer2DModel
 from pretended_device import DeviceMismatch, Event, PretendedDevice, own_process
 from pretended_runs import recipe_step, statements
 
@@ -126,3 +130,37 @@ def test_a_micro_batch_moves_its_numbers_alone(measured: Run) -> None:
 def of_training(counts: Counter[Event]) -> Iterator[tuple[Event, int]]:
     places = ("algorithms/", "numerics/loss/", "numerics/train/", "train_host/", "core/types/batch.py")
     return ((event, number) for event, number in counts.items() if event.place.startswith(places))
+
+
+@pytest.mark.slow
+def test_blocks_in_cpu_memory_are_copied_once_a_pass_and_nothing_waits_for_them(
+    process: ProcessPoolExecutor, tmp_path: Path
+) -> None:
+    """Z-Image's four blocks, of which the second, of the text's refiner, is smaller. What copies is counted, and an
+    operation on a weight that is not on the device would mix the two."""
+    common = (
+        *("data.prompts_per_step=2", "data.samples_per_prompt=4", "sampling.guidance_scale=1"),
+        *("sampling.num_inference_steps=5", "sampling.sde.count=2", "train.updates_per_step=2"),
+        *("train.micro_batch_size=2", "train.old_log_probs=replay"),
+    )
+    words = ("z-image/flow-grpo", tmp_path, *common)
+    expected, whole = process.submit(recipe_step, *words).result()
+    metrics, device = process.submit(recipe_step, *words, "backend.offload_frozen=blocks").result()
+    assert {name: value for name, value in metrics.items() if not name.startswith("perf/")} == {
+        name: value for name, value in expected.items() if not name.startswith("perf/")
+    }
+    assert device.syncs == whole.syncs
+    (config,) = tmp_path.glob("miniatures/z-image*/transformer/config.json")
+    with torch.device("meta"):
+        net = ZImageTransformer2DModel.from_config(json.loads(config.read_text()))
+    parts = [part for part in net.modules() if type(part).__name__ == "ZImageTransformerBlock"]
+    # In bf16, each weight from a multiple of 256 bytes on.
+    sizes = [sum(-(-2 * param.numel() // 256) * 256 for param in part.parameters()) for part in parts]
+    # Without gradient: five steps of the rollout, and of four micro-batches two steps of old log-probs. With it, those of
+    # training: a forward begins with the first two blocks there and ends with the last two, where its backward begins.
+    forwards, pairs = 5 + 4 * 2, 4 * 2
+    copied = forwards * sum(sizes) + pairs * (sum(sizes[2:]) + sum(sizes[:-2]))
+    # The first block was copied before the first pass, not while the one before it computed; and the first pass with a
+    # gradient begins with the first block there and not the second.
+    copied += sizes[0] + sizes[1]
+    assert sum(size for event, size in device.transfers.items() if "block_offload" in event.place) == copied

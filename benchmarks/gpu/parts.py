@@ -22,6 +22,7 @@ GPU_TESTS = (
     "packages/unirl-numerics/tests/test_token_log_probs.py",
     "packages/unirl-transfer/tests/test_weight_transfer.py",
     "plugins/engines/trainside/tests/test_offload_idle.py",
+    "plugins/backends/fsdp2/tests/test_fsdp2_offload.py",
 )
 PROMPTS = "".join(f"a red ring on the left of {number} blue squares\n" for number in range(16))
 
@@ -54,6 +55,7 @@ FIRST = (
     "sd3-flow-grpo",
     "sd3-fsdp",
     "sd3-autocast",
+    "sd3-offload",
     "sd3-engine",
     "checkpoint-qwen3",
     "text",

@@ -88,6 +88,7 @@ def _sd3(work: Path, is_tiny: bool) -> dict[str, Run]:
     return {
         "sd3-fsdp": Run(**count, words=(*words, *bf16, "backend.shard=always"), trained=3 * (1 + 2)),
         "sd3-autocast": Run(**count, words=(*words, *autocast), trained=3 * (1 + 2)),
+        "sd3-offload": Run(**count, words=(*words, *autocast, "backend.offload_frozen=blocks"), trained=3 * (1 + 2)),
         "sd3-engine": Run(**count, words=(*words, *engine), trained=3 * 2),
     }
 

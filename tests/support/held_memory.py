@@ -72,10 +72,13 @@ def held_in_a_step(plan: Plan, *, catalog: Catalog, part: tuple[int, int] = (0, 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         held["optimizer"] = size_of(v for state in optimizer.state.values() for v in state.values() if v.ndim)
 
+    backend: Any = only.backend
+    # The rollout has allocated them.
+    hosts, buffers = (backend._offloaded._hosts, backend._offloaded._buffers) if backend._offloaded else ([], [])
     params = [p for p in module.parameters() if p.requires_grad]
     hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
     try:
-        with kept_for_backward(module) as kept:
+        with kept_for_backward(module, *buffers) as kept:
             only.backend.train([Job(track=track, algorithm=only.algorithm)], progress=0.0)
     finally:
         for hook in hooks:
@@ -83,7 +86,8 @@ def held_in_a_step(plan: Plan, *, catalog: Catalog, part: tuple[int, int] = (0, 
     held["activations"] = kept.peak
     held["trained weights"] = size_of(params)
     held["frozen weights"] = size_of([*module.parameters(), *module.buffers()]) - held["trained weights"]
-    backend: Any = only.backend
+    held["frozen weights"] -= size_of(hosts)
+    held["blocks on the device"] = size_of(buffers)
     for name, copy in backend._copies.items():
         held[name] = size_of(copy.values.values())
     components = getattr(getattr(only.model, "pipeline", None), "components", {})
@@ -105,13 +109,13 @@ def held_in_a_step(plan: Plan, *, catalog: Catalog, part: tuple[int, int] = (0, 
 
 
 @contextmanager
-def kept_for_backward(module: torch.nn.Module) -> Generator[Meter]:
-    """Within the block, `peak` is the most that was kept for a backward pass at one time, without the weights: what
+def kept_for_backward(module: torch.nn.Module, *others: Tensor) -> Generator[Meter]:
+    """Within the block, `peak` is the most that was kept for a backward pass at one time, without the weights, others among them: what
     autograd saves, and, of blocks with activation checkpointing, what they are called with and what a backward pass
     computes again."""
     own = {
         part.untyped_storage()._cdata
-        for tensor in (*module.parameters(), *module.buffers())
+        for tensor in (*module.parameters(), *module.buffers(), *others)
         if not isinstance(tensor, DTensor)
         for part in stored(tensor)
     }

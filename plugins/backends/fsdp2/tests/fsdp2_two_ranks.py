@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from fsdp2_toy import Clipped, ToyModel, gradients, make_backend, make_track
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.debug import CommDebugMode
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings, MeshConfig
 from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
@@ -18,6 +19,14 @@ CASES = {
     # Every rank has the whole base.
     "lora-replicated": {"lora": LoraSettings(rank=3, alpha=6.0), "mesh": MeshConfig(shard=1)},
     "full": {"trains": "full", "reference_copy": True, "max_grad_norm": 0.05},
+    # As "lora" and "full", with what a forward gathers kept.
+    "lora-gathered": {"lora": LoraSettings(rank=3, alpha=6.0), "reshard_after_forward": "never"},
+    "full-gathered": {
+        "trains": "full",
+        "reference_copy": True,
+        "max_grad_norm": 0.05,
+        "reshard_after_forward": "never",
+    },
     "each-micro": {"trains": "full", "reference_copy": True, "defer_gradient_sync": False},
 }
 ROWS = ([0, 1, 2, 3], [4, 5, 6, 7]), ([0, 1, 2, 4, 5], [3, 6, 7]), ([0, 1, 2, 3, 4, 5, 6, 7], [])
@@ -38,6 +47,7 @@ def run(case, rows, *, folder=None):
     if not rows:
         assert mine.num_rows == 1 and mine.sample_weights.tolist() == [0.0]
     first = gradients(backend, mine, Clipped(to="reference"))
+    gathers = _gathers(model) if isinstance(model.net, FSDPModule) else ()
     backend.train([Job(track=mine, algorithm=Clipped(to="ema"))], progress=0.0)
     report = backend.train([Job(track=mine, algorithm=Clipped())], progress=0.0)
     with backend.policy("ema"):
@@ -47,7 +57,29 @@ def run(case, rows, *, folder=None):
     live = dict(backend.export_weights(kind="merged").tensors)
     backend.close()
     wrapped = float(isinstance(model.net, FSDPModule))
-    return {"gradients": first, "metrics": dict(report.only), "ema": sent, "live": live, "wrapped": wrapped}
+    return {
+        "gradients": first,
+        "metrics": dict(report.only),
+        "ema": sent,
+        "live": live,
+        "wrapped": wrapped,
+        "gathers": gathers,
+    }
+
+
+def _gathers(model):
+    """Collective gathers of a forward after another without gradient, and of a forward and its backward pass."""
+    counts = []
+    latents, text = torch.ones(2, 2, 2, 2), {"text": torch.ones(2, 3)}
+    for context in (torch.no_grad(), torch.no_grad(), torch.enable_grad()):
+        with CommDebugMode() as mode, context:
+            result = model.velocity(latents, torch.full((2,), 0.5), text)
+            if result.requires_grad:
+                result.square().sum().backward()
+        counts.append(sum(number for name, number in mode.get_comm_counts().items() if "gather" in str(name)))
+    for param in model.net.parameters():
+        param.grad = None
+    return tuple(counts)
 
 
 def main():

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from unirl.backends.fsdp2.config import AverageConfig, Fsdp2Config, MeshConfig
+from unirl.backends.fsdp2.config import AverageConfig, CriticConfig, Fsdp2Config, MeshConfig
 from unirl.backends.fsdp2.plugin import SPEC
 from unirl.core.limits import broken_limits
 from unirl.core.specs.capability import Cap, Needs
@@ -46,6 +46,7 @@ def plan(
         model=SimpleNamespace(name="m", spec=model, config=SimpleNamespace(**of_model)),
         needs=algorithm.needs.merged(algorithm.when["kl_coef"]) if kl_coef else algorithm.needs,
         teacher=None,
+        kind="text",
         engine=SimpleNamespace(name="e", spec=SimpleNamespace(reads_weights=reads_weights)),
     )
     launcher = None if processes is None else SimpleNamespace(name="l", config=Started(processes))
@@ -196,6 +197,39 @@ def test_a_quantized_base_is_refused_where_it_cannot_be_the_policy(monkeypatch):
         assert reason == (
             f"backend.{start}, which needs torchao. Install it: `pip install 'unirl-train-host[quantize]'`."
         )
+
+
+def test_offloaded_blocks_are_refused_where_the_weights_train_or_are_sharded():
+    low = {"dtype": "bfloat16", "autocast": "bfloat16"}
+    for settings, of_plan in (
+        ({}, {}),
+        ({}, low),
+        ({"mixed_precision": "bf16"}, {"dtype": "bfloat16"}),
+        ({"activation_checkpointing": True}, {"dtype": "float32", "autocast": "bfloat16"}),
+        ({"mesh": MeshConfig(shard=1)}, {"processes": Processes(train=2)}),
+        # An engine or a worker of its own has its own weights.
+        ({}, {"reads_weights": False, "processes": Processes(rollout=1, reference=1)}),
+    ):
+        config = Fsdp2Config(trains="lora", offload_frozen="blocks", **settings)
+        assert reasons(plan(config, **of_plan)) == []
+    for says, (settings, of_plan) in {
+        "but all weights train. Use backend.trains=lora": ({"trains": "full"}, {}),
+        "with shard=always, which gathers weights": ({"shard": "always"}, {}),
+        "but model 'm' names no blocks to offload": ({}, {"wrap_blocks": ()}),
+        "with 2 train ranks, which share the weights": ({}, {"processes": Processes(train=2)}),
+        "with mixed_precision=bf16 and model.dtype=float32, which wraps the module": (
+            {"mixed_precision": "bf16"},
+            {"dtype": "float32"},
+        ),
+        "autograd would keep the weights of every layer": ({}, {"dtype": "float32", "autocast": "bfloat16"}),
+        "with a critic and mixed_precision=bf16, which wraps the module": (
+            {"mixed_precision": "bf16", "critic": CriticConfig(lr=1e-3)},
+            {"dtype": "bfloat16", "needs": Needs(critic=True)},
+        ),
+    }.items():
+        config = Fsdp2Config(offload_frozen="blocks", **settings)
+        (reason,) = reasons(plan(config, **of_plan))
+        assert reason.startswith("backend.offload_frozen: got blocks") and says in reason, says
 
 
 def test_the_example_of_the_readme_runs(capsys):

@@ -40,6 +40,19 @@ def test_two_ranks_give_the_gradients_weights_and_metrics_of_one(case, two_ranks
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ["lora", "full"])
+def test_what_stays_gathered_changes_no_number_and_saves_a_gather_in_each_pass(case, two_ranks):
+    """Three groups: two blocks and the root. Kept, a forward finds what the one before it has gathered, and so does the
+    backward pass."""
+    for number in range(len(ROWS)):
+        resharded, kept = two_ranks[0][case, number], two_ranks[0][f"{case}-gathered", number]
+        assert (resharded["gathers"], kept["gathers"]) == ((3, 3, 6), (3, 0, 0))
+        for kind in ("gradients", "ema", "live"):
+            assert all(torch.equal(kept[kind][name], tensor) for name, tensor in resharded[kind].items())
+        assert kept["metrics"] == resharded["metrics"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_checkpoint_of_two_ranks_loads_on_one(case, two_ranks):
     result, folder = two_ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +24,7 @@ from unirl.numerics.train.track_replay import TrackReplay
 
 from . import checkpoint
 from .averages import Average, make_copies
+from .block_offload import OffloadedBlocks
 from .config import ShardedConfig
 from .critic import Critic
 from .critic_nets import critic_net
@@ -31,7 +32,7 @@ from .export import Source, gathered
 from .optimizer import Optimizer
 from .quantize import is_quantized, quantize
 from .ranks import Ranks
-from .sharding import allocate, compile_blocks, fill, find_blocks, recompute, reshard, shard
+from .sharding import allocate, compile_blocks, fill, find_blocks, is_empty, recompute, reshard, shard
 from .updater import ShardedUpdater
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class ShardedBackend(Backend):
         for key, is_set in (
             ("activation_checkpointing", config.activation_checkpointing),
             ("compile", config.compile != "none"),
+            ("offload_frozen", config.offload_frozen != "none"),
         ):
             if is_set and not blocks:
                 raise RecipeError(
@@ -78,6 +80,7 @@ class ShardedBackend(Backend):
         self._ranks = self._join(model)
         if config.quantize != "none":
             self._quantize(model, blocks)
+        self._offloaded: OffloadedBlocks | None = None
         self._wraps = self._distribute(model, blocks)
         self._held: dict[str, Tensor] = dict(self._module.named_parameters())
         self._params = {name: param for name, param in self._held.items() if param.requires_grad}
@@ -120,10 +123,24 @@ class ShardedBackend(Backend):
 
     @abstractmethod
     def _distribute(self, model: Model, blocks: Sequence[nn.Module]) -> bool:
-        """Wrap the module over the ranks, give it values if it was built without, and tell whether it was wrapped.
+        """Wrap the module over the ranks, give it values if it was built without, and tell whether it was wrapped; one
+        that is not wrapped gets them by `_complete`.
 
         blocks: those of the model's `wrap_blocks`.
         """
+
+    def _complete(self, model: Model, blocks: Sequence[nn.Module]) -> None:
+        """Give the module, which each rank has whole, its values if it was built without, and offload its blocks if the
+        settings say so."""
+        with ExitStack() as stack:
+            if self._config.offload_frozen == "blocks":
+                self._offloaded = OffloadedBlocks(
+                    self._module, blocks, device=self._device, fill=lambda tensors: model.fill(self._plain(tensors))
+                )
+                stack.enter_context(self._offloaded.set_aside())
+            if is_empty(self._module):
+                allocate(self._module, self._device)
+                model.fill(self._plain(self._module.state_dict(keep_vars=True)))
 
     def _new_optimizer(self, *, total_steps: int) -> Optimizer:
         return Optimizer(self._params, self._config, total_steps=total_steps)
@@ -236,7 +253,9 @@ class ShardedBackend(Backend):
                     f"weights: tensor {name!r} of version {version} of the {policy} policy was asked for, which is at "
                     f"version {self.version_of(policy)} by now. Take all tensors of an update before training goes on."
                 )
-            return self._view(self._shard_of(name, policy))
+            # A weight in CPU memory is added to by an adapter on the device.
+            place = self._offloaded and next(iter(self._params.values())).device
+            return self._view(self._shard_of(name, policy)).to(place or None)
 
         reshard(self._module)
         sources = self._sources(kind, is_on=policy != "reference")
@@ -441,7 +460,8 @@ class ShardedBackend(Backend):
     def _to(self, device: torch.device) -> None:
         assert self._using == "live"
         reshard(self._module)
-        self._module.to(device)
+        with self._offloaded.set_aside() if self._offloaded is not None else nullcontext():
+            self._module.to(device)
         self._optimizer.to(device)
         for copy in self._copies.values():
             copy.to(device)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.match.mismatch_bounds import SIXTEEN_BITS
 from unirl.core.specs.config import BackendConfig, LauncherConfig
-from unirl.core.specs.memory import TrainingMemory
+from unirl.core.specs.memory import Processes, TrainingMemory
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
@@ -118,16 +118,26 @@ class ShardedConfig(BackendConfig):
     """Keep the frozen weights of linear layers in the model's blocks in 8 bits (symmetric, one scale for each output
     channel) or 4 bits (QLoRA's NF4), through torchao. With LoRA, on one rank, with an engine that samples with this
     module."""
+    offload_frozen: str = one_of("none", "blocks", default="none")
+    """`blocks`: keep the frozen weights of the model's blocks in pinned CPU memory, on the device those of the block
+    that computes and of the next one, which are copied meanwhile. With LoRA, where each rank has the model whole. The
+    numbers are the same; each pass over the model copies all of its blocks over the bus."""
     defer_gradient_sync: bool = True
     """Reduce gradients over the ranks once per update instead of per micro-batch. Less communication, but each rank
     then holds the full, unsharded gradients of the trainable weights."""
 
-    rounding_only = ("activation_checkpointing", "compile")
+    rounding_only = ("activation_checkpointing", "compile", "offload_frozen")
 
     @property
     def fills_weights(self) -> bool:
-        """See `BackendConfig`: quantized layer by layer, so that the model is never held in its dtype."""
-        return self.quantize != "none"
+        """See `BackendConfig`: quantized layer by layer, so that the model is never held in its dtype, or read to CPU
+        memory block by block, so that it is never on the device."""
+        return self.quantize != "none" or self.offload_frozen != "none"
+
+    @property
+    def replicates(self) -> bool:
+        """Whether each of several ranks has the frozen weights whole, and none is wrapped."""
+        return False
 
     def kept(self, *, shard: int, sequence: int, optimizer_bytes: float = 8) -> TrainingMemory | None:
         """Memory that a backend keeps on a mesh without tensor parallelism; None with a critic, a separate model.
@@ -156,6 +166,7 @@ class ShardedConfig(BackendConfig):
             whole_gradients=self.defer_gradient_sync,
             recomputes_blocks=self.activation_checkpointing,
             quantized="" if self.quantize == "none" else self.quantize,
+            offloads_blocks=self.offload_frozen == "blocks",
         )
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
@@ -177,6 +188,10 @@ class ShardedConfig(BackendConfig):
             yield from self._for_quantized()
             if plan is not None and stage is not None:
                 yield from self._for_quantized_in(plan, stage)
+        if self.offload_frozen != "none":
+            yield from self._for_offloaded()
+            if plan is not None and stage is not None:
+                yield from self._for_offloaded_in(plan, stage)
         if plan is not None and stage is not None:
             yield from self._for_the_algorithm(plan, stage)
             yield from self._for_the_model(stage)
@@ -209,9 +224,7 @@ class ShardedConfig(BackendConfig):
         key, what, model, engine = ".quantize", f"got {self.quantize}", stage.model, stage.engine
         if not model.spec.wrap_blocks:
             yield Reason(key=key, text=f"{what}, but model {model.name!r} names no blocks to quantize; use none.")
-        launcher = plan.launcher.config if plan.launcher is not None else LauncherConfig()
-        assert isinstance(launcher, LauncherConfig), "the catalog checks the base class of configs"
-        processes = launcher.processes
+        processes = _processes(plan)
         if processes.train > 1:
             text = f"{what} with {processes.train} train ranks; quantized weights cannot be sharded. Use one, or none."
             yield Reason(key=key, text=text)
@@ -226,6 +239,39 @@ class ShardedConfig(BackendConfig):
                 "that are not quantized, so another policy than the one that trains. Have the train rank do their work."
             )
             yield Reason(key=key, text=text)
+
+    def _for_offloaded(self) -> Iterator[Reason]:
+        key, what = ".offload_frozen", f"got {self.offload_frozen}"
+        if self.trains == "full":
+            yield Reason(key=key, text=f"{what}, but all weights train. Use backend.trains=lora, or none.")
+        if self.quantize != "none":
+            yield Reason(key=key, text=f"{what} with quantize={self.quantize}. Set one of them to none.")
+        if self.critic.lr is not None and self.mixed_precision != "none":
+            text = f"{what} with a critic and mixed_precision={self.mixed_precision}, which wraps the module. Use "
+            yield Reason(
+                key=key, text=text + "mixed_precision=none with model.autocast=bfloat16 where the model has it."
+            )
+
+    def _for_offloaded_in(self, plan: Plan, stage: Stage) -> Iterator[Reason]:
+        key, what, model = ".offload_frozen", f"got {self.offload_frozen}", stage.model
+        if not model.spec.wrap_blocks:
+            yield Reason(key=key, text=f"{what}, but model {model.name!r} names no blocks to offload; use none.")
+        if (ranks := _processes(plan).train) > 1 and not self.replicates:
+            text = (
+                f"{what} with {ranks} train ranks, which share the weights and gather them from each other's devices. "
+            )
+            yield Reason(key=key, text=text + "Use one rank, with fsdp2 backend.mesh.shard=1, or none.")
+        dtype, autocast = (getattr(model.config, name, None) for name in ("dtype", "autocast"))
+        computed = {"bf16": "bfloat16", "fp16": "float16"}.get(self.mixed_precision, dtype)
+        if computed != dtype:
+            text = (
+                f"{what} with mixed_precision={self.mixed_precision} and model.dtype={dtype}, which wraps the module. "
+            )
+            yield Reason(key=key, text=text + f"Use model.dtype={computed}, or mixed_precision=none.")
+        if autocast not in (None, dtype) and not self.activation_checkpointing:
+            text = f"{what} with model.dtype={dtype} and model.autocast={autocast}: autograd would keep the weights of "
+            text += "every layer in the second for the backward pass. Use one dtype, or "
+            yield Reason(key=key, text=text + "backend.activation_checkpointing=true.")
 
     def _for_the_algorithm(self, plan: Plan, stage: Stage) -> Iterator[Reason]:
         assert stage.algorithm is not None
@@ -277,3 +323,9 @@ class ShardedConfig(BackendConfig):
         ):
             if is_set and not model.spec.wrap_blocks:
                 yield Reason(key=key, text=f"model {model.name!r} names no blocks, which it is for; leave it off.")
+
+
+def _processes(plan: Plan) -> Processes:
+    launcher = plan.launcher.config if plan.launcher is not None else LauncherConfig()
+    assert isinstance(launcher, LauncherConfig), "the catalog checks the base class of configs"
+    return launcher.processes

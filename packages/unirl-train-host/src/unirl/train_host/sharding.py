@@ -30,6 +30,7 @@ __all__ = [
     "fill",
     "find_blocks",
     "full",
+    "gathered_bytes",
     "is_empty",
     "local",
     "recompute",
@@ -130,11 +131,18 @@ def _matches(name: str, pattern: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]+"), name) is not None
 
 
-def shard(module: nn.Module, blocks: Sequence[nn.Module], *, ranks: Ranks, precision: str) -> None:
+def shard(
+    module: nn.Module, blocks: Sequence[nn.Module], *, ranks: Ranks, precision: str, keeps_gathered: bool = False
+) -> None:
     """Wrap every block, then the root with the rest, over all ranks.
+
+    While one block computes, FSDP gathers the next: in a forward because the host runs ahead of the device, in a
+    backward pass by asking for it. Its explicit prefetch in forwards is not used: a block that was asked for and does
+    not run, such as another expert's, would keep what was gathered beyond the next change of the weights.
 
     precision: `none`, `bf16` or `fp16`. Then the root casts as a pipeline in that dtype would: latents and embeddings,
     not timesteps (bf16 cannot tell 987 from 988) and not what a block is given by the root (rotary tables stay fp32).
+    keeps_gathered: from a forward until the backward pass, or `reshard`. Else each of the two gathers.
     """
     mesh = ranks.shard_mesh
     inner = root = MixedPrecisionPolicy()
@@ -147,9 +155,15 @@ def shard(module: nn.Module, blocks: Sequence[nn.Module], *, ranks: Ranks, preci
         )
         module.register_forward_pre_hook(functools.partial(cast_inputs, dtype=dtype), with_kwargs=True)
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=inner, reshard_after_forward=True)
-    # True for the root as well: FSDP would leave it whole after a forward, and a swap of the shards would go unseen.
-    fully_shard(module, mesh=mesh, mp_policy=root, reshard_after_forward=True)
+        fully_shard(block, mesh=mesh, mp_policy=inner, reshard_after_forward=not keeps_gathered)
+    # For the root as well, which FSDP would leave whole after a forward.
+    fully_shard(module, mesh=mesh, mp_policy=root, reshard_after_forward=not keeps_gathered)
+
+
+def gathered_bytes(module: nn.Module, *, precision: str) -> int:
+    """Bytes of a module's weights when they are whole, in the dtype that they are gathered in."""
+    dtype = DTYPES.get(precision)
+    return sum(param.numel() * (dtype or param.dtype).itemsize for param in module.parameters())
 
 
 def is_empty(module: nn.Module) -> bool:

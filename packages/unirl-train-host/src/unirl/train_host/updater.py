@@ -12,6 +12,7 @@ from unirl.numerics.train.stack import StepReport
 
 from .optimizer import Optimizer
 from .ranks import Ranks
+from .sharding import reshard
 
 __all__ = ["ShardedUpdater"]
 
@@ -58,7 +59,10 @@ class ShardedUpdater:
         (loss * (self._optimizer.loss_scale * self._ranks.num_sequence)).backward()
 
     def step(self) -> StepReport:
-        if not isinstance(self._module, FSDPModule):
+        if isinstance(self._module, FSDPModule):
+            # What a forward after the last backward pass has gathered would be older than the shards.
+            reshard(self._module)
+        else:
             self._ranks.average_gradients(self._optimizer.params.values())
         report = self._optimizer.step()
         if not report.skipped:

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Processes", "RewardProcesses", "TrainingMemory", "quantized_bytes"]
+__all__ = ["GATHERED_SHARE", "Processes", "RewardProcesses", "TrainingMemory", "quantized_bytes"]
+
+GATHERED_SHARE = 1 / 16
+"""Share of a device's memory that gathered weights may take to stay gathered, where a backend decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +38,15 @@ class TrainingMemory:
     """Dtype that gathered weights are cast to, such as `bfloat16`; empty leaves them."""
     whole_gradients: bool = False
     """Every rank holds the gradients of all trained parameters until the end of an update."""
+    keeps_gathered: Literal["always", "never", "auto"] = "never"
+    """Whether the blocks that a forward has gathered stay so until the backward pass; `auto` where they all take at
+    most `GATHERED_SHARE` of the device."""
     recomputes_blocks: bool = False
     """A backward pass computes the activations of each block again."""
     quantized: str = ""
     """Kind of the frozen weights of linear layers in blocks, `int8` or `nf4`; empty leaves them in their dtype."""
+    offloads_blocks: bool = False
+    """Frozen weights of blocks are in CPU memory, and on the device those of two blocks."""
 
 
 def quantized_bytes(rows: int, columns: int, *, kind: str, itemsize: int) -> int:

@@ -19,6 +19,10 @@ PEAK_TFLOPS, UTILISATION = 989.0, 0.4
 PEAK_BANDWIDTH, BANDWIDTH_USED = 3.35, 0.6
 """TB/s of an H100 SXM's memory, by its data sheet; and a share of it that decoding reaches."""
 
+PEAK_BUS, BUS_USED = 31.5, 0.8
+"""GB/s of PCIe 4.0 x16 in one direction, by its specification, which cards of 2022 and 2023 for one machine have; and a
+share of it that copies from pinned memory reach."""
+
 
 class Size(click.ParamType[int]):
     """A number of bytes, such as `80GiB`."""
@@ -48,6 +52,9 @@ class Size(click.ParamType[int]):
 @click.option(
     "--bandwidth", default=PEAK_BANDWIDTH, show_default=True, help="Peak TB/s of each device's memory, for decoding."
 )
+@click.option(
+    "--bus", default=PEAK_BUS, show_default=True, help="Peak GB/s to each device, for frozen weights in CPU memory."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @plugins_dir_option
 @allow_code_option
@@ -60,6 +67,7 @@ def command(
     tflops: float,
     utilisation: float,
     bandwidth: float,
+    bus: float,
     as_json: bool,
 ) -> None:
     """Predict the memory of each process of RECIPE, with OVERRIDES as in `unirl compose`, the time of a step, and the
@@ -81,9 +89,10 @@ def command(
     verdict = match(plan, catalog=catalog)
     if not verdict.accepted:
         raise PlanRejected("\n".join(map(str, verdict.reasons)))
-    prediction = memory_plan(plan, catalog=catalog)
+    prediction = memory_plan(plan, catalog=catalog, device_bytes=device_memory or 0)
     overfull = prediction.overfull(device_memory) if device_memory is not None else []
     rates = {"speed": tflops * 1e12 * utilisation, "bandwidth": bandwidth * 1e12 * BANDWIDTH_USED}
+    rates["bus"] = bus * 1e9 * BUS_USED
     data = {**plan_data(prediction, **rates), "problems": overfull}
     if as_json:
         print_json(data)
@@ -93,13 +102,21 @@ def command(
 
 
 def plan_data(
-    prediction: MemoryPlan, *, speed: float, bandwidth: float = PEAK_BANDWIDTH * 1e12 * BANDWIDTH_USED
+    prediction: MemoryPlan,
+    *,
+    speed: float,
+    bandwidth: float = PEAK_BANDWIDTH * 1e12 * BANDWIDTH_USED,
+    bus: float = PEAK_BUS * 1e9 * BUS_USED,
 ) -> dict[str, Any]:
     """The prediction as plain data. speed: floating-point operations per second of each device.  bandwidth: bytes per
-    second that it reads while it decodes texts."""
+    second that it reads while it decodes texts.  bus: bytes per second that are copied to it."""
     flops = prediction.flops
     seconds = {phase: each / speed for phase, each in prediction.device_flops.items()}
     seconds["generate"] = max(seconds["generate"], prediction.decode_bytes / bandwidth)
+    copied = vars(prediction.bus_bytes) if prediction.bus_bytes is not None else {}
+    for phase, size in copied.items():
+        # Copies overlap with operations.
+        seconds[phase] = max(seconds[phase], size / bus)
     return {
         "processes": [
             {
@@ -118,6 +135,9 @@ def plan_data(
         "num_checkpoints": prediction.num_checkpoints,
         "flops": {"forward": prediction.size.flops, **vars(flops), "total": flops.total},
         "decode_bytes": prediction.decode_bytes,
+        "pinned_bytes": prediction.pinned_bytes,
+        "bus_bytes": copied,
+        "bus_seconds": {phase: size / bus for phase, size in copied.items()},
         "seconds": seconds,
         "not_counted": list(prediction.notes),
     }
@@ -141,6 +161,10 @@ def _show(prediction: MemoryPlan, data: dict[str, Any], device_memory: int | Non
     out.print()
     seconds = ", ".join(f"{phase.replace('_', ' ')} {each:.3g} s" for phase, each in data["seconds"].items() if each)
     out.print(f"{prediction.samples} samples a step, {prediction.flops.total:.3g} FLOP: {seconds}", soft_wrap=True)
+    if prediction.bus_bytes is not None:
+        copied, slow = prediction.bus_bytes.total, sum(data["bus_seconds"].values())
+        text = f"blocks in CPU memory: {shown_bytes(prediction.pinned_bytes)} pinned by each train process; "
+        out.print(f"{text}{shown_bytes(copied)} a step over the bus, {slow:.3g} s", soft_wrap=True)
     if prediction.sync_bytes:
         out.print(f"weight sync: {shown_bytes(prediction.sync_bytes)} before each rollout", soft_wrap=True)
     one, number = prediction.checkpoint_bytes, prediction.num_checkpoints

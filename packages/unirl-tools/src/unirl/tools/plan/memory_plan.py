@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from unirl.core.data.run_data import read_data
-from unirl.core.errors import DataError, RecipeError
+from unirl.core.errors import RecipeError
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import LauncherConfig
-from unirl.core.specs.memory import Processes, TrainingMemory
+from unirl.core.specs.memory import GATHERED_SHARE, Processes, TrainingMemory
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.loop.build import build_algorithms, build_part
 from unirl.loop.parts import errors_under
 
+from .block_copies import copied_bytes
 from .hollow import hollow
+from .longest_prompt import longest_prompt
 from .model_size import ModelSize, model_size
 from .prediction import MemoryPlan, Process, StepTime
 from .reward_size import RewardMemory
@@ -45,10 +46,11 @@ RESERVE = 0.1
 """Estimate: what the allocator keeps beside activations, as a share of them."""
 
 
-def memory_plan(plan: Plan, *, catalog: Catalog, size: ModelSize | None = None) -> MemoryPlan:
+def memory_plan(plan: Plan, *, catalog: Catalog, size: ModelSize | None = None, device_bytes: int = 0) -> MemoryPlan:
     """Predict what a plan with one stage that trains will hold.
 
     size: measured for a plan that differs in the launcher, in batch sizes or in where copies are kept; None measures.
+    device_bytes: memory of each device; 0 where it is not known.
 
     `model.path` may be a folder without weights, with the configs and tokenizers alone. A model without `lazy-build` is
     built with its weights.
@@ -67,10 +69,10 @@ def memory_plan(plan: Plan, *, catalog: Catalog, size: ModelSize | None = None) 
             f"backend: {stage.backend.name!r} does not state what it holds with these settings (tensor parallelism and "
             "critics are not predicted)."
         )
-    inputs, unread = _longest_prompt(plan, stage)
+    inputs, unread = longest_prompt(plan, stage)
     size = size or _measured(plan, stage, memory, catalog, inputs)
     algorithm = build_algorithms(plan, catalog=catalog)[stage.name]
-    return _Counted(plan, stage, memory, size, separates_steps=algorithm.separates_steps).plan(*unread)
+    return _Counted(plan, stage, memory, size, algorithm.separates_steps, device_bytes).plan(*unread)
 
 
 def _measured(plan: Plan, stage: Stage, memory: TrainingMemory, catalog: Catalog, inputs: Inputs) -> ModelSize:
@@ -97,21 +99,6 @@ def _measured(plan: Plan, stage: Stage, memory: TrainingMemory, catalog: Catalog
             )
 
 
-def _longest_prompt(plan: Plan, stage: Stage) -> tuple[Inputs, list[str]]:
-    """The longest prompt of the data. A plan can be made before there is data: then one of the length that the settings
-    allow, and a note that says why the data were not read. Raises DataError for a model that needs media."""
-    try:
-        longest = max(read_data(plan).prompts, key=lambda prompt: len(prompt.text))
-        return Inputs.of_prompts([longest]), []
-    except DataError as error:
-        if stage.model.spec.needs_media:
-            raise
-        length = stage.sampling.max_sequence_length if isinstance(stage.sampling, LatentSamplingConfig) else 1
-        return Inputs.of_texts([" ".join(["a"] * length)]), [
-            f"lengths of your prompts, which could not be read ({error}); prompts are as long as the settings allow"
-        ]
-
-
 def processes_of(plan: Plan) -> Processes:
     """Number of processes that a plan's launcher starts; one without a launcher."""
     return _launcher_config(plan).processes
@@ -127,11 +114,17 @@ class _Counted:
     """The formulas."""
 
     def __init__(
-        self, plan: Plan, stage: Stage, memory: TrainingMemory, size: ModelSize, *, separates_steps: bool
+        self,
+        plan: Plan,
+        stage: Stage,
+        memory: TrainingMemory,
+        size: ModelSize,
+        separates_steps: bool,
+        device_bytes: int,
     ) -> None:
-        """separates_steps: the algorithm's."""
+        """separates_steps: the algorithm's.  device_bytes: as `memory_plan` takes it."""
         self._plan, self._stage, self._memory, self._size = plan, stage, memory, size
-        self._separates_steps = separates_steps
+        self._separates_steps, self._device_bytes = separates_steps, device_bytes
         self._processes = processes_of(plan)
         self._rewards = RewardMemory(plan, stage, _launcher_config(plan).reward_processes(plan))
         self._ranks = self._processes.train
@@ -142,6 +135,7 @@ class _Counted:
         self._offloads = bool(vars(stage.engine.config).get("offload_idle"))
         """Whether encoders and decoder are in CPU memory while they are idle; only for in-process engines."""
         self._on_accelerator = plan.run.device.partition(":")[0] != "cpu"
+        self._pinned = size.blocks_bytes if memory.offloads_blocks else 0
         engine = stage.engine
         self._is_external = not engine.spec.reads_weights and not engine.spec.samples
         self._engine_share = float(vars(engine.config).get("gpu_memory", 0.0)) if self._is_external else 0.0
@@ -172,6 +166,8 @@ class _Counted:
             )
         if self._is_external and not self._engine_share:
             notes.append(f"buffers that engine {self._stage.engine.name!r} allocates itself")
+        if self._shards > 1 and self._memory.keeps_gathered == "auto" and not self._device_bytes:
+            notes.append("weights that stay gathered on devices large enough for it; give --device-memory")
         if (count := self._processes.reference) and self._stage.needs.reference == "policy":
             items = {"weights": self._size.weight_bytes, **self._samples_of(count)}
             processes.append(Process(role="reference", count=count, items=items))
@@ -190,6 +186,8 @@ class _Counted:
             num_checkpoints=self._num_checkpoints(),
             flops=self._flops(),
             decode_bytes=self._decode_bytes(),
+            pinned_bytes=self._pinned,
+            bus_bytes=self._bus_bytes() if self._pinned else None,
             notes=tuple(notes),
         )
 
@@ -198,9 +196,10 @@ class _Counted:
         trained = FP32 * self._elements / self._shards
         others = size.weight_bytes if self._is_lora else size.weight_bytes - size.trained_bytes
         others += FP32 * size.frozen_elements
-        wraps = self._ranks > 1 or bool(memory.compute_dtype)
+        wraps = (self._ranks > 1 or bool(memory.compute_dtype)) and not memory.offloads_blocks
         items: dict[str, float] = {
-            "frozen weights": (others - size.buffer_bytes) / self._shards + size.buffer_bytes,
+            "blocks on the device": min(2 * size.largest_block_bytes, self._pinned),
+            "frozen weights": (others - self._pinned - size.buffer_bytes) / self._shards + size.buffer_bytes,
             "trained weights": trained,
             "gradients": FP32 * self._elements if memory.whole_gradients and self._ranks > 1 else trained,
             "optimizer": memory.optimizer_bytes * self._elements / self._shards,
@@ -329,11 +328,17 @@ class _Counted:
         return (kept * size.kept_bytes + again * size.block_bytes) / sequence + size.unpacked_bytes
 
     def _gathered(self) -> float:
-        """A block whole, the next one, and the root, in the dtype that is computed in."""
-        size = self._size
-        total = size.root_elements + size.block_elements * 2
-        each = 2 if self._memory.compute_dtype else FP32
-        return each * total
+        """A block whole, the next one, and the root, or all that stays gathered, in the dtype that is computed in."""
+        size, each = self._size, 2 if self._memory.compute_dtype else FP32
+        # Frozen weights have their own dtype where none is computed in.
+        is_own = self._is_lora and not self._memory.compute_dtype
+        whole = size.weight_bytes - size.buffer_bytes if is_own else each * size.elements
+        keeps = self._memory.keeps_gathered
+        if keeps == "auto" and self._on_accelerator and whole <= GATHERED_SHARE * self._device_bytes:
+            keeps = "always"
+        return (
+            whole if keeps == "always" and self._shards > 1 else each * (size.root_elements + 2 * size.block_elements)
+        )
 
     def _update_bytes(self) -> int:
         """LoRA: the adapters. Full: every parameter, those that train in fp32."""
@@ -353,6 +358,12 @@ class _Counted:
         new = stage.sampling.max_new_tokens
         before = (size.row_elements - new) * new + new * (new + 1) // 2
         return round(math.ceil(rows / batch) * new * self._engine_weights() + rows * before * size.cache_bytes)
+
+    def _bus_bytes(self) -> StepTime:
+        own = {"train_rows": self._train_rows, "rows": self._per_rank, "micro_batch": self._rows()}
+        generates = not self._processes.rollout and not self._is_external
+        is_serial = self._stage.train.is_serial(self._plan.run.device)
+        return copied_bytes(self._stage, self._size, generates=generates, is_serial=is_serial, **own)
 
     def _checkpoint_bytes(self) -> int:
         """Trained weights, their averages, moments, and a step count each; the reference policy is that of the base."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from unirl.loop.costs import latent_step_cost
 from unirl.model_host.diffusion.pipeline_model import PipelineModel
 from unirl.model_host.shape_run import ForwardSize, shapes_only
 from unirl.numerics.diffusion.request import plan_latents
+from unirl.numerics.diffusion.sampler import guidance_of
 from unirl.numerics.precision import cast_inputs
 from unirl.numerics.tokens.batches import pad_batch
 from unirl.numerics.tokens.output_rows import LOGITS_BUDGET
@@ -53,6 +55,12 @@ class ModelSize:
     """Parameters of the largest block that is sharded by itself."""
     root_elements: int
     """Parameters outside of blocks."""
+    elements: int
+    """All parameters."""
+    blocks_bytes: int
+    """Parameters in `weight_bytes` that are in blocks and nowhere else."""
+    largest_block_bytes: int
+    """Those of the largest block."""
     largest_elements: int
     """Elements of the largest tensor that is sent in an update."""
     encode_bytes: int
@@ -86,6 +94,8 @@ class ModelSize:
     """Rows that it is trained on."""
     step_rows: int
     """Those of one of its steps: the branches of the guidance."""
+    step_forwards: int
+    """Forwards of the model for a step of the rollout: 1, or one for each branch."""
     stored_bytes: int
     """Stored for training per sample: latents of its trajectory, or tokens and their log-probs."""
 
@@ -113,6 +123,7 @@ def model_size(
     trained = [param for param in params if param.requires_grad]
     frozen = [] if memory.lora_rank else _freeze(module, memory.lr_scales)
     in_blocks = {id(param) for block in blocks for param in block.parameters()}
+    block_bytes = _bytes_of_blocks(module, blocks)
     adapters = [memory.lora_rank * (layer.in_features + layer.out_features) for layer in adapted]
     layers = [memory.lora_rank * max(layer.in_features, layer.out_features) for layer in adapted]
     encode, decode = _other_parts(model)
@@ -136,6 +147,9 @@ def model_size(
         tuned_tensors=2 * len(adapters) if memory.lora_rank else len(trained) - len(frozen),
         block_elements=max((_elements(block.parameters()) for block in blocks), default=0),
         root_elements=sum(param.numel() for param in params if id(param) not in in_blocks),
+        elements=_elements(params),
+        blocks_bytes=sum(block_bytes),
+        largest_block_bytes=max(block_bytes, default=0),
         largest_elements=max(layers) if layers else max(param.numel() for param in params),
         encode_bytes=encode,
         decode_bytes=decode,
@@ -208,6 +222,7 @@ class _Row:
             # A loss that reads no trajectory chooses its own points: one of them, with one branch.
             "train_rows": cost.train_rows or 1,
             "step_rows": request.num_branches if cost.train_rows else 1,
+            "step_forwards": guidance_of(request.sampler).num_forwards,
             "stored_bytes": cost.stored_bytes,
         }
 
@@ -234,6 +249,7 @@ class _Row:
             "rollout_rows": 1,
             "train_rows": 1,
             "step_rows": 1,
+            "step_forwards": 1,
             # int64 tokens, and fp32 log-probs.
             "stored_bytes": 8 * (length + len(new)) + 4 * len(new),
         }
@@ -290,6 +306,14 @@ def _parts(model: Any) -> Iterator[tuple[str, nn.Module]]:
 
 def _blocks(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     return [part for part in module.modules() if type(part).__name__ in names]
+
+
+def _bytes_of_blocks(module: nn.Module, blocks: Sequence[nn.Module]) -> list[int]:
+    """Bytes of the parameters of each block that is not within another one, without those that have other places."""
+    uses = Counter(id(param) for part in module.modules() for param in part.parameters(recurse=False))
+    inner = {part for block in blocks for part in block.modules() if part is not block}
+    own = [[param for param in block.parameters() if uses[id(param)] == 1] for block in blocks if block not in inner]
+    return [_bytes(params) for params in own]
 
 
 def _roots(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:

@@ -39,7 +39,7 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Floating-point operations of a step, by phase, over all processes."""
+    """Work of a step, by phase: floating-point operations over all processes, or bytes that each device gets."""
 
     generate: int
     old_log_probs: int
@@ -68,6 +68,10 @@ class MemoryPlan:
     flops: StepTime
     decode_bytes: int
     """Bytes that a device reads to generate the completions of a step; 0 for latents."""
+    pinned_bytes: int
+    """CPU memory that each train process pins for frozen weights of blocks."""
+    bus_bytes: StepTime | None
+    """Bytes of those that are copied to each train device in a step; None where none are."""
     notes: tuple[str, ...]
     """Notes on memory that is not counted."""
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
+from unirl.core.errors import RecipeError
 from unirl.core.specs.check import check_config
+from unirl.core.specs.memory import GATHERED_SHARE
 from unirl.train_host.backend import ShardedBackend
 from unirl.train_host.ranks import Ranks
-from unirl.train_host.sharding import DTYPES, allocate, cast_ends, is_empty, shard, split
+from unirl.train_host.sharding import DTYPES, cast_ends, gathered_bytes, shard, split
 
 from .config import Fsdp2Config
 
@@ -46,18 +49,23 @@ class Fsdp2Backend(ShardedBackend):
             split(self._module, model.spec.tensor_parallel, ranks=ranks)
         if mesh.sequence > 1:
             model.split_sequence(ranks.sequence_mesh)
-        wraps = self._wants_wrap or (ranks.num_ranks * ranks.num_sequence > 1 and not self._replicates)
+        wraps = self._wants_wrap or (ranks.num_ranks * ranks.num_sequence > 1 and not self._config.replicates)
+        if wraps and self._config.offload_frozen != "none":
+            raise RecipeError(
+                f"backend.offload_frozen: got {self._config.offload_frozen}, but the module is wrapped, which gathers "
+                "weights from shards on the device. Use one rank or mesh.shard=1, with mixed_precision=none and "
+                "model.autocast=bfloat16 where the model has it, or none."
+            )
         if wraps:
-            shard(self._module, blocks, ranks=ranks, precision=self._config.mixed_precision)
+            precision = self._config.mixed_precision
+            shard(self._module, blocks, ranks=ranks, precision=precision, keeps_gathered=self._keeps_gathered)
         elif self._config.mixed_precision in DTYPES:
             from unirl.train_host.adapters import compute_adapters_in
 
             dtype = DTYPES[self._config.mixed_precision]
             compute_adapters_in(self._module, dtype)
             cast_ends(self._module, dtype)
-        if is_empty(self._module):
-            allocate(self._module, self._device)
-            model.fill(self._plain(self._module.state_dict(keep_vars=True)))
+        self._complete(model, blocks)
         return wraps
 
     def _new_optimizer(self, *, total_steps: int) -> Optimizer:
@@ -68,10 +76,12 @@ class Fsdp2Backend(ShardedBackend):
         return adam_8bit(self._params, self._config, total_steps=total_steps)
 
     @property
-    def _replicates(self) -> bool:
-        """Whether every rank has a base of its own: the updater averages what little the adapters have of gradients."""
-        config = self._config
-        return config.trains == "lora" and config.critic.lr is None and config.mesh.shard == 1 and config.copies == 1
+    def _keeps_gathered(self) -> bool:
+        reshards = self._config.reshard_after_forward
+        if reshards != "auto" or self._device.type != "cuda":
+            return reshards == "never"
+        size = gathered_bytes(self._module, precision=self._config.mixed_precision)
+        return size <= GATHERED_SHARE * torch.cuda.get_device_properties(self._device).total_memory
 
     @property
     def _wants_wrap(self) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.memory import TrainingMemory
@@ -40,14 +40,26 @@ class Fsdp2Config(ShardedConfig):
     forward there, for the same gradients."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """Device mesh."""
+    reshard_after_forward: str = one_of("auto", "always", "never", default="auto")
+    """`always`: give back what a forward has gathered of other ranks' shards, and gather it again in the backward pass.
+    `never`: keep it until then, and through the forwards of a rollout in process, which gather once in place of once a
+    step. `auto`: keep it on a GPU where the whole model takes at most a sixteenth of the memory. The numbers are the
+    same."""
     optimizer: str = one_of("adamw", "adamw_8bit", default="adamw")
     """`adamw`: torch's, 8 bytes of state for each trained parameter. `adamw_8bit`: torchao's, 2 bytes. A critic has the
     first."""
+
+    rounding_only = (*ShardedConfig.rounding_only, "reshard_after_forward")
 
     @property
     def copies(self) -> int:
         """See `BackendConfig`."""
         return self.mesh.tensor * self.mesh.sequence
+
+    @property
+    def replicates(self) -> bool:
+        """See `ShardedConfig`. The updater averages what little the adapters have of gradients."""
+        return self.trains == "lora" and self.critic.lr is None and self.mesh.shard == 1 and self.copies == 1
 
     def memory(self, plan: Plan | None) -> TrainingMemory | None:
         """See `BackendConfig`. None with tensor parallelism, too, whose split depends on the model's plan."""
@@ -55,7 +67,9 @@ class Fsdp2Config(ShardedConfig):
             return None
         # Two moments, each with an fp32 scale for 256 elements.
         state = 8.0 if self.optimizer == "adamw" else 2 * (1 + 4 / 256)
-        return self.kept(shard=self.mesh.shard, sequence=self.mesh.sequence, optimizer_bytes=state)
+        memory = self.kept(shard=self.mesh.shard, sequence=self.mesh.sequence, optimizer_bytes=state)
+        keeps: dict[str, Literal["always", "never", "auto"]] = {"always": "never", "never": "always", "auto": "auto"}
+        return memory and replace(memory, keeps_gathered=keeps[self.reshard_after_forward])
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Those of every backend, and a mesh that the model cannot be laid out on."""
@@ -72,6 +86,9 @@ class Fsdp2Config(ShardedConfig):
         if self.quantize != "none" and self.shard == "always":
             text = f"got {self.quantize} with shard=always, which wraps the module, and quantized weights cannot be "
             yield Reason(key=".quantize", text=text + "sharded. Use shard=auto.")
+        if self.offload_frozen != "none" and self.shard == "always":
+            text = f"got {self.offload_frozen} with shard=always, which gathers weights from shards on the device. "
+            yield Reason(key=".offload_frozen", text=text + "Use shard=auto.")
         if plan is None or stage is None:
             return
         model = stage.model

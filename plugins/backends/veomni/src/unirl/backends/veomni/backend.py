@@ -11,7 +11,7 @@ from unirl.core.errors import RecipeError
 from unirl.core.specs.check import check_config
 from unirl.train_host.backend import ShardedBackend
 from unirl.train_host.optimizer import ADAM, FUSED_ON, Optimizer
-from unirl.train_host.sharding import allocate, is_empty
+from unirl.train_host.sharding import is_empty
 
 from . import cpu
 from .config import VeomniConfig
@@ -61,9 +61,7 @@ class VeomniBackend(ShardedBackend):
         was_empty = is_empty(module)
         if ranks.num_ranks * ranks.num_sequence == 1:
             # VeOmni refuses to wrap a single rank.
-            if was_empty:
-                allocate(module, self._device)
-                model.fill(self._plain(module.state_dict(keep_vars=True)))
+            self._complete(model, blocks)
             return False
         if ranks.num_sequence > 1:
             model.split_sequence(ranks.sequence_mesh)
