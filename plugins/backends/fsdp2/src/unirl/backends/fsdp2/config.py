@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from unirl.core.acceleration import Acceleration
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.memory import TrainingMemory
 from unirl.train_host.config import AverageConfig, CriticConfig, LoraSettings, ShardedConfig, needs_torchao
@@ -43,6 +44,11 @@ class Fsdp2Config(ShardedConfig):
     optimizer: str = one_of("adamw", "adamw_8bit", default="adamw")
     """`adamw`: torch's, 8 bytes of state for each trained parameter. `adamw_8bit`: torchao's, 2 bytes. A critic has the
     first."""
+
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {
+        # Half of the widest step between codes, of the largest moment of 256.
+        "optimizer": Acceleration(scope="training", error={"adamw_8bit": 2.0**-7})
+    }
 
     @property
     def copies(self) -> int:
