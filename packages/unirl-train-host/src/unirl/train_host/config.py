@@ -127,7 +127,7 @@ class ShardedConfig(BackendConfig):
     accelerations: ClassVar[Mapping[str, Acceleration]] = {
         "mixed_precision": Acceleration(scope="both", error={"bf16": BF16, "fp16": FP16}),
         "activation_checkpointing": Acceleration(scope="training", error=0.0, tries=(True,)),
-        "compile": Acceleration(scope="both", error=FP32, tries=("blocks",)),
+        "compile": Acceleration(scope="both", error=FP32),
         # Of the largest weight of a channel, or of a block: half a step of 127 to each side, half of NF4's widest step.
         "quantize": Acceleration(scope="both", error={"int8": 1 / 254, "nf4": 0.152}),
     }
