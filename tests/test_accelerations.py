@@ -9,17 +9,22 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
 from unirl.core.acceleration import InEffect, declared
 from unirl.core.cli import cli
+from unirl.core.data.run_data import RunData
+from unirl.core.errors import CheckpointError
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.config import RunConfig, TrainConfig
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.loop.checkpoints import Checkpoints
+from unirl.loop.resume import checkpoint_state, checkpoint_to_resume
 
 PAGE = Path(__file__).parents[1] / "docs/explanation/numbers.md"
 CATALOG = Catalog.discover()
@@ -180,3 +185,14 @@ def test_a_loss_is_that_of_the_value() -> None:
     assert [dtype.error_of(value) for value in ("float32", "bfloat16", "float16")] == [None, 2**-8, 2**-11]
     fp8 = declared(CATALOG.resolve("unirl.engines.vllm.config:VllmConfig"))["extra.kv_cache_dtype"]
     assert [fp8.error_of(value) for value in (None, "auto", "fp8")] == [None, None, math.inf]
+
+
+def test_an_optimizer_of_another_kind_does_not_continue_a_run(tmp_path: Path) -> None:
+    data = cast("RunData", SimpleNamespace(hashes={}))
+    first = compose("quickstart", [], catalog=CATALOG)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, write=lambda _: None, state=checkpoint_state(first, data=data, algorithms={}))
+    other = compose("quickstart", ["backend.optimizer=adamw_8bit"], catalog=CATALOG)
+    with pytest.raises(CheckpointError, match=r"another recipe: backend\.optimizer was 'adamw', is 'adamw_8bit'\. Res"):
+        checkpoint_to_resume(other, checkpoints, tmp_path, data=data)
+    assert checkpoint_to_resume(first, checkpoints, tmp_path, data=data) is not None
