@@ -159,12 +159,12 @@ class NarrowConfig(latent_model.TinyDenoiserConfig):
 
 
 def build_narrow(config: NarrowConfig, **context: Any) -> Any:
-    """In bf16 weights have 2 bits, where bf16 has 8."""
+    """In bf16 weights have 1 bit, where bf16 has 8."""
     model = latent_model.build(config, **context)
     if config.dtype == "bfloat16":
         for param in model.net.parameters():
             mantissa, exponent = torch.frexp(param.data)
-            param.data.copy_(torch.ldexp((mantissa * 4).round() / 4, exponent))
+            param.data.copy_(torch.ldexp((mantissa * 2).round() / 2, exponent))
     return model
 
 
@@ -236,7 +236,7 @@ LATENT = [
     model("mirrored", DECODED, "mirrors its images", {"decode": returns(lambda images: images.flip(3))}),
     model("no-vae-shift", DECODED, "leaves out the shift of the VAE's latents",
           {"decode": takes(lambda latents: latents - 0.0609)}),
-    model("narrower", "settings-that-round-a-model-keep-their-bound", "rounds to 2 bits where it declares bf16",
+    model("narrower", "settings-that-round-a-model-keep-their-bound", "rounds to 1 bit where it declares bf16",
           spec={"build": f"{__name__}:build_narrow", "config": f"{__name__}:NarrowConfig"}),
     model("columns-first", DECODED, "unpacks its latents by columns",
           {"decode": takes(lambda latents: latents.transpose(2, 3).reshape(latents.shape))}),
