@@ -122,7 +122,7 @@ def test_a_reward_without_memory_is_named_with_its_own_settings(
     monkeypatch.chdir(tmp_path)
     Path("huge.py").write_text(REWARD)
     words = ["run.dir=run", "data.eval=''", "run.max_steps=1", "+reward@reward.huge=function"]
-    with pytest.raises(RewardFailed, match=r"^reward\.huge: raised RuntimeError") as failed:
+    with pytest.raises(RewardFailed, match=r"^reward\.huge: score .*raised RuntimeError") as failed:
         run(Path("run"), *words, "reward.huge.target=huge.py:score")
     notes = "\n".join(failed.value.__notes__)
     assert "Out of memory in phase 'score': tried to allocate 4096.0 TiB." in notes

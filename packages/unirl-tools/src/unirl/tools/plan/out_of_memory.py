@@ -54,7 +54,7 @@ def explanation(plan: Plan, error: BaseException) -> str:
     same = dict.fromkeys(_of_rewards(plan) if phase == "score" else _of_transfers(plan) if phase == "sync" else ())
     for stage in plan.stages if phase != "score" else ():
         same |= dict.fromkeys(_same_results(plan, stage, phase, is_cuda=is_cuda))
-    other = dict.fromkeys(_narrow_rewards(plan) if phase == "score" else ())
+    other = dict.fromkeys(_other_rewards(plan) if phase == "score" else ())
     other |= dict.fromkeys(word for stage in plan.stages for word in _other_results(plan, stage, phase))
     if same:
         lines.append(f"Settings that lower it: {', '.join(same)}. A resumed run may change them.")
@@ -129,9 +129,8 @@ def _same_results(plan: Plan, stage: Stage, phase: str, *, is_cuda: bool) -> Ite
 def _of_rewards(plan: Plan) -> Iterator[str]:
     """Settings that lower the memory of scoring, or have it elsewhere. Scores stay the same up to rounding."""
     for choice in plan.rewards.values():
-        config = vars(choice.config)
-        if "batch_size" in config:
-            yield f"{choice.key}.batch_size ({config['batch_size']})"
+        if "batch_size" in choice.config.rounding_only:
+            yield f"{choice.key}.batch_size ({vars(choice.config)['batch_size']})"
     launcher = {} if plan.launcher is None else vars(plan.launcher.config)
     if "reward_gpus" in launcher:
         yield f"devices of their own by launcher.reward_gpus ({launcher['reward_gpus']:g})"
@@ -139,9 +138,13 @@ def _of_rewards(plan: Plan) -> Iterator[str]:
         yield "processes of their own by launcher=ray"
 
 
-def _narrow_rewards(plan: Plan) -> Iterator[str]:
+def _other_rewards(plan: Plan) -> Iterator[str]:
+    """Settings that lower the memory of scoring, with which scores are others."""
     for choice in plan.rewards.values():
-        if vars(choice.config).get("dtype") == "float32":
+        config = vars(choice.config)
+        if "batch_size" in config and "batch_size" not in choice.config.rounding_only:
+            yield f"{choice.key}.batch_size ({config['batch_size']})"
+        if config.get("dtype") == "float32":
             yield f"{choice.key}.dtype=bfloat16"
 
 

@@ -36,6 +36,7 @@ class EncoderConfig(RewardConfig):
     batch_size: int = limit(16, least=1)
     """Images per forward pass. Never changes the scores."""
 
+    rounding_only = ("batch_size",)
     accelerations: ClassVar[Mapping[str, Acceleration]] = {"dtype": Acceleration(scope="reward", error=NARROW)}
 
     def device_weights(self) -> Mapping[str, str]:

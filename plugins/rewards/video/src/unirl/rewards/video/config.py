@@ -49,6 +49,7 @@ class VideoAlignConfig(RewardConfig):
     batch_size: int = limit(2, least=1)
     """Videos in one forward. Never changes the scores."""
 
+    rounding_only = ("batch_size",)
     accelerations: ClassVar[Mapping[str, Acceleration]] = {"dtype": Acceleration(scope="reward", error=NARROW)}
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
