@@ -13,11 +13,12 @@ import pytest
 import ray_clusters
 import torch
 from small_runs import SMALL, events, plan, run, tensors
-from unirl.core.errors import RunFailed
+from unirl.core.errors import RewardFailed, RunFailed
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.files import plugin_files
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import leaves
+from unirl.loop.parts import attributed
 from unirl.loop.run import train
 from unirl.quickstart import checkpoint_path
 from unirl.tools.plan.out_of_memory import explanation
@@ -106,6 +107,29 @@ def unirl_models():
 """sd3 with a forward pass that takes more memory than there is."""
 
 
+REWARD = """
+import torch
+
+def score(images, prompts):
+    # 4 PiB: more than processes can address, whatever the machine has.
+    return torch.empty(2**50)
+"""
+
+
+def test_a_reward_without_memory_is_named_with_its_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("huge.py").write_text(REWARD)
+    words = ["run.dir=run", "data.eval=''", "run.max_steps=1", "+reward@reward.huge=function"]
+    with pytest.raises(RewardFailed, match=r"^reward\.huge: score .*raised RuntimeError") as failed:
+        run(Path("run"), *words, "reward.huge.target=huge.py:score")
+    notes = "\n".join(failed.value.__notes__)
+    assert "Out of memory in phase 'score': tried to allocate 4096.0 TiB." in notes
+    assert "Settings that lower it: processes of their own by launcher=ray. A resumed run may change them." in notes
+    assert "engine.forward_batch" not in notes and "micro_batch" not in notes
+
+
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[None]:
     """A cluster on this machine, which launchers find running and leave as it is."""
@@ -144,3 +168,52 @@ def test_amounts_and_causes_of_every_allocator_are_understood_and_other_failures
     assert explanation(small, python).startswith("Out of memory in phase 'generate'.\n")
     other = RunFailed("engine 'x' failed in phase 'generate': RuntimeError: shapes differ", phase="generate")
     assert explanation(small, other) == ""
+
+
+PICK = ("+reward@reward.pick=aesthetic", "reward.pick.path=somewhere/nothing")
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "words", "same", "new"),
+    [
+        (
+            RewardFailed("reward.pick: raised OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB."),
+            "score",
+            PICK,
+            "reward.pick.batch_size (16), processes of their own by launcher=ray",
+            "reward.pick.dtype=bfloat16, data.prompts_per_step (4)",
+        ),
+        (
+            RunFailed(
+                "launcher: worker reward-0 in phase 'score pick' failed: OutOfMemoryError: CUDA out of memory.",
+                phase="score pick",
+            ),
+            "score",
+            (*PICK, "launcher=ray"),
+            "reward.pick.batch_size (16), devices of their own by launcher.reward_gpus (-1)",
+            "reward.pick.dtype=bfloat16, data.prompts_per_step (4)",
+        ),
+        (
+            RunFailed("engine 'vllm' failed in phase 'sync': RuntimeError: CUDA out of memory.", phase="sync"),
+            "sync",
+            ("launcher=ray", "launcher.placement=separate"),
+            "launcher.bucket_mb (256)",
+            "backend.trains=lora",
+        ),
+    ],
+    ids=["score", "score of a worker", "sync"],
+)
+def test_each_phase_names_what_lowers_its_memory(
+    error: Exception, phase: str, words: tuple[str, ...], same: str, new: str
+) -> None:
+    lines = explanation(plan(*words), error).splitlines()
+    assert lines[0].startswith(f"Out of memory in phase {phase!r}")
+    again = next(line for line in lines if line.endswith(" A resumed run may change them."))
+    assert again.startswith(f"Settings that lower it: {same}. "), again
+    assert lines[-1].startswith(f"Settings that lower it in a new run: {new}"), lines[-1]
+
+
+def test_a_failure_without_a_phase_gets_that_in_which_it_came() -> None:
+    with pytest.raises(RunFailed) as failed, attributed("engine 'vllm'", phase="sync"):
+        raise RunFailed("engine 'vllm': the server raised OutOfMemoryError")
+    assert failed.value.phase == "sync"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -133,10 +134,19 @@ def test_the_log_goes_to_the_run_where_there_is_one() -> None:
 
 
 def test_further_arguments_have_no_key_of_their_own() -> None:
-    refuse_extra(ExternalTextConfig(extra={"swap": 1}), {"model": "m"}, ["tp"])
+    @dataclass
+    class Config(ExternalTextConfig):
+        unsupported: ClassVar[Mapping[str, str]] = {"extra.tp": "one GPU alone", "environment.TP": "one GPU alone"}
+
+    refuse_extra(Config(extra={"swap": 1}), {"model": "m"})
     for key in ("model", "tp"):
         with pytest.raises(RecipeError, match=rf"engine\.extra\.{key}: not allowed"):
-            refuse_extra(ExternalTextConfig(extra={key: 1}), {"model": "m"}, ["tp"])
+            refuse_extra(Config(extra={key: 1}), {"model": "m"})
+    reasons = Config(extra={"tp": 1}, environment={"TP": "1"}).problems(None, None)
+    assert [str(reason.under("engine")) for reason in reasons] == [
+        "engine.extra.tp: not allowed; one GPU alone. Remove it.",
+        "engine.environment.TP: not allowed; one GPU alone. Remove it.",
+    ]
 
 
 def test_weights_pass_through_files_and_other_bits_are_refused(tmp_path: Path) -> None:

@@ -48,3 +48,15 @@ def test_the_first_layer_and_the_reason_are_named(name: str) -> None:
     assert calls == [1]
     # No hook is left.
     model(torch.ones(1, 2))
+
+
+def test_what_overflows_in_fp16_alone_is_told_the_other_dtypes() -> None:
+    model, x = Tied(), torch.full((1, 2), 100.0)
+    # 1000 x 100 x 2 is more than 65504, the largest number of fp16, and far from that of fp32 and bf16.
+    model.trunk[0].weight.data.fill_(1000.0)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert model.to(dtype)(x.to(dtype)).isfinite().all()
+    model.half()
+    says = first_not_finite(model, lambda: model(x.half()))
+    assert says.startswith(", first at layer 'trunk.0' (Linear): its weights are finite, and its output overflows. ")
+    assert "Use bfloat16 or float32, not float16" in says

@@ -60,6 +60,13 @@ class ClipsEachTensor(Wrapped):
             change_gradients(self, lambda param: torch.nn.utils.clip_grad_norm_([param], limit))
 
 
+class ScalesCheckpoints(Wrapped):
+    def __init__(self, config: Any, **context: Any) -> None:
+        super().__init__(config, **context)
+        if config.activation_checkpointing:
+            change_gradients(self, lambda param: param.grad.mul_(1 + 2**-20))
+
+
 def freezes_biases(part: Wrapped, train: Any, jobs: Sequence[Job], *, progress: float) -> TrainReport:
     params = part.trained()
     biases = copies({name: param for name, param in params.items() if name.endswith("bias")})
@@ -141,6 +148,8 @@ MUTANTS = [
     backend("trains-at-temperature-1", TEXT, "replays texts at temperature 1 whatever they were sampled at",
             changes=each_track(
                 lambda _, track: {"segment": replace(track.segment, temperature=1.0)} if is_text(track) else {})),
+    backend("scales-checkpoints", "settings-that-round-an-update-keep-their-bound",
+            "scales gradients by a millionth where activations are recomputed", build=f"{__name__}:ScalesCheckpoints"),
     backend("couples-decay", DECAY, "adds the decay to the gradient", build=f"{__name__}:CouplesDecay",
             changes=each_job(with_decay_in_loss)),
     backend("clips-each-tensor", CLIP, "clips tensors one by one", build=f"{__name__}:ClipsEachTensor"),

@@ -32,6 +32,20 @@ class CopiesTheWeights(TrainsideEngine):
         return super().generate(request)
 
 
+class KeepsTheFirst(TrainsideEngine):
+    def __init__(self, config: Any, *, model: Any, device: Any) -> None:
+        super().__init__(config, model=model)
+        cache = self._encoded
+        if config.cached_prompts == 1:
+            encode, first = cache._encoded, []
+
+            def encoded(one: Any, *, sampling: Any) -> Any:
+                first.append(first[0] if first else encode(one, sampling=sampling))
+                return first[-1]
+
+            cache._encoded = encoded
+
+
 def drops_out(engine: Any, generate: Any, request: Request) -> Track:
     engine._check(request)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -99,6 +113,9 @@ MUTANTS = [
             request=lambda _, request: {"inputs": replace(request.inputs, turns=None)}),
     engine("ignores-guidance", "guidance-that-it-does-not-state-is-refused", "echoes guidance that it did not use",
            spec=engine_plain.SPECS[0], generate=ignores_guidance),
+    engine("keeps-the-first", "settings-that-round-rollouts-keep-their-bound",
+           "finds the first prompt for every other in a cache of one",
+           spec=replace(LATENT_ONLY, build=f"{__name__}:KeepsTheFirst")),
     engine("leaves-a-thread", CLOSING, "a thread outlives close", generate=leaves_thread(seconds=20)),
     engine("closes-once", CLOSING, "raises when it is closed a second time", close=closes_once),
     engine("copies-the-weights", "shared-weights-are-sampled-as-they-train", "samples from a copy made at the start",

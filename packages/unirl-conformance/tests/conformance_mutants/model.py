@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from unirl.conformance.doubles import tiny_decoder as text_model
 from unirl.conformance.doubles import tiny_denoiser as latent_model
 from unirl.conformance.fixtures.latent_model import NEGATIVE
 from unirl.conformance.reference import ReferenceRun
+from unirl.core.acceleration import NARROW, Acceleration
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
@@ -151,6 +152,22 @@ def model(
     return Mutant(name=name, claim=claim, breaks=breaks, changes=changes or {}, spec=stated, **more)
 
 
+@dataclass
+class NarrowConfig(latent_model.TinyDenoiserConfig):
+    dtype: str = "float32"
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {"dtype": Acceleration(scope="both", error=NARROW)}
+
+
+def build_narrow(config: NarrowConfig, **context: Any) -> Any:
+    """In bf16 weights have 1 bit, where bf16 has 8."""
+    model = latent_model.build(config, **context)
+    if config.dtype == "bfloat16":
+        for param in model.net.parameters():
+            mantissa, exponent = torch.frexp(param.data)
+            param.data.copy_(torch.ldexp((mantissa * 2).round() / 2, exponent))
+    return model
+
+
 def tiny(**fields: Any) -> dict[str, Any]:
     return {"tiny": replace(TINY, **fields)}
 
@@ -219,6 +236,8 @@ LATENT = [
     model("mirrored", DECODED, "mirrors its images", {"decode": returns(lambda images: images.flip(3))}),
     model("no-vae-shift", DECODED, "leaves out the shift of the VAE's latents",
           {"decode": takes(lambda latents: latents - 0.0609)}),
+    model("narrower", "settings-that-round-a-model-keep-their-bound", "rounds to 1 bit where it declares bf16",
+          spec={"build": f"{__name__}:build_narrow", "config": f"{__name__}:NarrowConfig"}),
     model("columns-first", DECODED, "unpacks its latents by columns",
           {"decode": takes(lambda latents: latents.transpose(2, 3).reshape(latents.shape))}),
 ]

@@ -188,10 +188,18 @@ class PartFactory:
         """Name of the model's first track of a kind."""
         return next(name for name, of in cast(ModelSpec, found.spec).tracks.items() if of == kind)
 
-    def fresh_model(self, found: Found, *, device: str = "cpu", seed: int = 0, lazy: bool = False) -> Model:
+    def fresh_model(
+        self,
+        found: Found,
+        *,
+        device: str = "cpu",
+        seed: int = 0,
+        lazy: bool = False,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Model:
         """The model on its miniature, for a claim that changes it. lazy: see `unirl.core.roles.Model`."""
         spec = cast(ModelSpec, found.spec)
-        config = self.config(found, {spec.path_key: str(self.checkpoint(found, seed=seed))})
+        config = self.config(found, {spec.path_key: str(self.checkpoint(found, seed=seed)), **(settings or {})})
         return cast(Model, self.build(found, config, device=device, **({"lazy": True} if lazy else {})))
 
     def model(self, found: Found, *, device: str = "cpu") -> Model:

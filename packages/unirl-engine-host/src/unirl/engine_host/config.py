@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from unirl.core.acceleration import NARROW, Acceleration
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import PartConfig, code_of_variables
 from unirl.model_host.model_files import DTYPES
@@ -15,7 +16,11 @@ from unirl.model_host.model_files import DTYPES
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["ExternalConfig"]
+__all__ = ["OTHER_LAYOUT", "SPLIT", "ExternalConfig"]
+
+SPLIT = "only one device, and weights that are not split over several, are supported"
+OTHER_LAYOUT = "weights of another layout or dtype could be neither synced nor compared with those that train"
+"""Reasons of `ExternalConfig.unsupported`."""
 
 
 @dataclass
@@ -56,6 +61,9 @@ class ExternalConfig(PartConfig):
     extra: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Further engine arguments, by the engine's own names; arguments covered by other keys are rejected."""
 
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {"dtype": Acceleration(scope="rollout", error=NARROW)}
+    unsupported: ClassVar[Mapping[str, str]] = {}
+    """Arguments, as `extra.NAME`, and environment variables, as `environment.NAME`, that no plan may set -> why."""
     has_batch_invariant_mode: ClassVar[bool] = False
     """Whether the engine has a batch-invariant mode, and a setting `batch_invariant` for it."""
 
@@ -70,7 +78,12 @@ class ExternalConfig(PartConfig):
         return code
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """An unsupported mode, and a release without a lock file; without a plan the environment reports the latter."""
+        """Unsupported arguments and modes, and a release without a lock file, which the environment reports where there
+        is no plan."""
+        for key, why in self.unsupported.items():
+            field, _, name = key.partition(".")
+            if name in getattr(self, field):
+                yield Reason(key=f".{key}", text=f"not allowed; {why}. Remove it.")
         if plan is None or stage is None:
             return
         if plan.run.batch_invariant and not self.has_batch_invariant_mode:

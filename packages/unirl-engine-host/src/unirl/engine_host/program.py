@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,13 +120,12 @@ def log_path(config: ExternalConfig, product: Product) -> Path | None:
     return Path(named).expanduser()
 
 
-def refuse_extra(config: ExternalConfig, taken: Mapping[str, object], forbidden: Sequence[str]) -> None:
-    """Raises RecipeError for an argument in `engine.extra` that has its own key, or is unsupported.
+def refuse_extra(config: ExternalConfig, taken: Collection[str]) -> None:
+    """Raises RecipeError for an argument in `engine.extra` that another key covers, or that is unsupported.
 
-    taken: arguments covered by other keys.  forbidden: arguments that change the weight layout, so that weights could
-    be neither loaded nor verified.
+    taken: arguments covered by other keys.
     """
     for key in config.extra:
-        if key in taken or key in forbidden:
-            why = "another key of `engine` sets it" if key in taken else "only one GPU and plain weights are supported"
+        why = "another key of `engine` sets it" if key in taken else config.unsupported.get(f"extra.{key}")
+        if why:
             raise RecipeError(f"engine.extra.{key}: not allowed; {why}. Remove it.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from unirl.core.acceleration import FP32, Acceleration
 from unirl.core.limits import Reason, limit
 
 from .config import ExternalConfig
@@ -40,6 +42,11 @@ class ExternalTextConfig(ExternalConfig):
 
     has_batch_invariant_mode: ClassVar[bool] = True
     rounding_only = ("max_num_seqs", "gpu_memory", "kv_cache_mb")
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {
+        "prefix_caching": Acceleration(scope="rollout", error=FP32, tries=(True,)),
+        # Keys and values in 4 or 8 bits, by scales that nothing fits to the weights that train.
+        "extra.kv_cache_dtype": Acceleration(scope="rollout", error=math.inf),
+    }
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also batch invariance on the CPU, and LoRA training with a `lora_rank` of 0."""

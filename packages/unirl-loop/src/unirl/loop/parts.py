@@ -141,10 +141,12 @@ class Launcher(Protocol):
 
 @contextmanager
 def attributed(owner: str, *, phase: str) -> Generator[None]:
-    """Errors inside that do not name `owner` become a RunFailed that does."""
+    """Errors inside that do not name `owner` become a RunFailed that does; one without a phase gets this phase."""
     try:
         yield
-    except (UniRLError, CancelledError):
+    except (UniRLError, CancelledError) as error:
+        if isinstance(error, RunFailed):
+            error.phase = error.phase or phase
         raise
     except (Exception, SystemExit) as error:
         raise RunFailed(f"{owner} failed in phase {phase!r}: {type(error).__name__}: {error}", phase=phase) from error

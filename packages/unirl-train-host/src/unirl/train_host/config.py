@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from unirl.core.acceleration import BF16, FP16, FP32, Acceleration
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.match.mismatch_bounds import SIXTEEN_BITS
 from unirl.core.specs.config import BackendConfig, LauncherConfig
@@ -127,6 +128,14 @@ class ShardedConfig(BackendConfig):
     then holds the full, unsharded gradients of the trainable weights."""
 
     rounding_only = ("activation_checkpointing", "compile", "offload_frozen")
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {
+        "mixed_precision": Acceleration(scope="both", error={"bf16": BF16, "fp16": FP16}),
+        "activation_checkpointing": Acceleration(scope="training", error=0.0, tries=(True,)),
+        "compile": Acceleration(scope="both", error=FP32),
+        "offload_frozen": Acceleration(scope="both", error=0.0),
+        # Of the largest weight of a channel, or of a block: half a step of 127 to each side, half of NF4's widest step.
+        "quantize": Acceleration(scope="both", error={"int8": 1 / 254, "nf4": 0.152}),
+    }
 
     @property
     def fills_weights(self) -> bool:

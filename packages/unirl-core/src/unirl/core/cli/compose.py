@@ -64,6 +64,7 @@ def command(
 
 def plan_json(plan: Plan, verdict: Verdict) -> dict[str, Any]:
     """The plan as plain data."""
+    from ..match.acceleration import accelerations
     from ..observe.stages import stage_facts
     from ..specs.plan import leaves
 
@@ -80,6 +81,17 @@ def plan_json(plan: Plan, verdict: Verdict) -> dict[str, Any]:
         "stages": [
             {**facts, "parts": {kind: part.key for kind, part in stage.parts.items()}}
             for facts, stage in zip(stage_facts(plan), plan.stages, strict=True)
+        ],
+        "accelerations": [
+            {
+                "key": one.key,
+                "value": one.value,
+                "scope": one.scope,
+                "loss": one.loss,
+                # JSON has no infinity.
+                "error": None if one.loss == "unbounded" else one.error,
+            }
+            for one in accelerations(plan)
         ],
         "resolved": plan.resolved,
         "origins": {
@@ -100,6 +112,7 @@ def show_plan(
     from rich.table import Table
     from rich.text import Text
 
+    from ..match.acceleration import accelerations
     from ..specs.plan import leaves
     from .output import console
 
@@ -130,6 +143,9 @@ def show_plan(
         out.print(_drawn(plan))
         out.print()
     out.print(f"recipe {plan.recipe}   hash {plan.hash}", soft_wrap=True)
+    for one in accelerations(plan):
+        text = f"faster or smaller: {one.key}={_shown(one.value)} in {one.where}, {one.effect}"
+        out.print(Text(text, style="dim" if one.loss == "none" else ""), soft_wrap=True)
     for one in code:
         where = ", from outside the plugins and this folder" if one.is_foreign else ""
         out.print(Text(f"runs code: {one.key} is {one.code}{where}", style="yellow"), soft_wrap=True)

@@ -7,7 +7,7 @@ Every refusal says in a sentence or two what it got, what it expected and what t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,12 +17,14 @@ from ..plugins.loading import describe_failure
 from ..specs.capability import Cap, Needs
 from ..specs.config import PartConfig
 from ..specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
+from .acceleration import acceleration_problems
 from .asynchrony import asynchrony
 from .composition import composition
 from .episodes import episodes
 from .lineage import lineage
 from .named_code import not_allowed
 from .sampling import DETERMINISTIC_KERNELS, sampling_problems
+from .stage_keys import of_stage, placed_key
 from .training import training_problems
 from .wording import lacks, lacks_token_rules, listed
 
@@ -251,7 +253,7 @@ def _limits(plan: Plan) -> list[Reason]:
     sections |= {choice.key: choice.config for choice in plan.choices}
     reasons: list[Reason] = []
     for stage in plan.stages:
-        at = _of_stage(plan, stage)
+        at = of_stage(plan, stage)
         settings = {f"stages.{stage.name}": stage.settings}
         sections |= {at("sampling"): stage.sampling, at("advantage"): stage.advantage, at("train"): stage.train}
         sections |= settings if plan.resolved.get("stages") else {}
@@ -262,19 +264,6 @@ def _limits(plan: Plan) -> list[Reason]:
     for key, config in sections.items():
         reasons += broken_limits(config, key=key)
     return list({reason.key: reason for reason in reasons}.values())
-
-
-def _of_stage(plan: Plan, stage: Stage) -> Callable[[str], str]:
-    """Config path of a section -> key path of this stage's values of it."""
-
-    def at(section: str) -> str:
-        if len(plan.stages) == 1:
-            return section
-        if section == "sampling":
-            return f"sampling.{stage.name}"
-        return f"stages.{stage.name}.{section}" if getattr(stage.settings, section) else section
-
-    return at
 
 
 def _chosen_parts(plan: Plan, stage: Stage, catalog: Catalog | None) -> Iterator[Reason]:
@@ -337,14 +326,6 @@ def _problems(choice: Choice[Spec, PartConfig], plan: Plan, stage: Stage) -> lis
         return [Reason(key=choice.key, text=text + describe_failure(error))]
 
 
-def placed_key(key: str, plan: Plan, stage: Stage) -> str:
-    """Key of a stage's setting, given that of a recipe with this stage alone, which is all that a part knows."""
-    lead = "eval." if key.startswith("eval.sampling") else ""
-    section, dot, rest = key.removeprefix(lead).partition(".")
-    known = section in ("sampling", "advantage", "train")
-    return f"{lead}{_of_stage(plan, stage)(section)}{dot}{rest}" if known else key
-
-
 def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
     """Checks of the sections that belong to no part, against each other and the parts."""
     if not DEVICE.fullmatch(plan.run.device):
@@ -360,9 +341,10 @@ def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
     yield from _rewards(plan)
     yield from asynchrony(plan)
     for stage in plan.stages:
-        at = _of_stage(plan, stage)
+        at = of_stage(plan, stage)
         if stage.algorithm is not None:
             yield from training_problems(plan, stage, at)
+            yield from acceleration_problems(stage)
         yield from sampling_problems(stage, key=at("sampling"), catalog=catalog)
 
 

@@ -5,12 +5,14 @@ Plain dataclasses, used by Hydra as structured configs. Facts about a model are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..acceleration import BF16, TF32, Acceleration
 from ..limits import LARGEST_INT, Reason, limit, one_of
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ class PartConfig:
     """Short name of the part. Set by choosing the part (`engine=trainside`), never by hand."""
     rounding_only: ClassVar[tuple[str, ...]] = ()
     """Settings that change the results of a run by rounding at most. A resumed run may change them."""
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {}
+    """Settings that trade exact numbers for speed or memory, see `unirl.core.acceleration`."""
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterable[Reason]:
         """Invalid combinations of settings, each within its own limits, and conflicts with the rest of the plan.
@@ -284,6 +288,10 @@ class RunConfig:
     """Most rollouts that may be generated ahead of the one in training, each with weights up to that many steps old;
     0 generates every rollout with the newest weights, 1 is one-step off-policy."""
 
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {
+        "matmul_precision": Acceleration(scope="both", error={"high": TF32, "medium": BF16})
+    }
+
 
 @dataclass
 class DataConfig:
@@ -371,6 +379,11 @@ class TrainConfig:
     logp_mismatch_mean: float | None = limit(None, least=0)
     """Largest mean log-prob mismatch over a rollout. None: no bound for latents; for text 0.001 in fp32, or 0.05 in
     16 bits."""
+
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {
+        "old_log_probs": Acceleration(scope="training", error={"detached": 0.0}),
+        "detach_negative": Acceleration(scope="training", error=math.inf),
+    }
 
     @property
     def replayed_share(self) -> float:

@@ -265,6 +265,9 @@ class AlgorithmSpec(Spec):
     `unirl.core.roles.Algorithm`; empty where it never does. Conformance resumes it with them."""
     clip_key: str = ""
     """Config key of the clip range, which bounds the log-prob mismatch that a run over latents tolerates."""
+    correction_key: str = ""
+    """Config key of the weights that correct for an engine whose policy is off the one that trains, such as `tis`;
+    its value `none` turns them off."""
     paper: str = ""
     """Where the loss comes from, such as `arXiv 2505.05470`; or a sentence that says why there is none."""
     proposes: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
+from ..acceleration import NARROW, Acceleration
 from ..limits import Reason, limit, one_of
 
 __all__ = [
@@ -176,6 +177,8 @@ class LatentSamplingConfig:
     """Settings that only the model has, see its README and `ModelSpec.options`."""
     decode: bool = True
     """Decode the final latents to images or videos for the rewards."""
+
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {"trajectory_dtype": Acceleration(scope="both", error=NARROW)}
 
     @property
     def is_guided(self) -> bool:

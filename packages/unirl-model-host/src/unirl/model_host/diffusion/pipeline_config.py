@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
+from unirl.core.acceleration import FP32, NARROW, Acceleration
 from unirl.core.errors import RecipeError
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import PartConfig
@@ -55,6 +57,14 @@ class PipelineConfig(PartConfig):
     pixels slightly, as `pipeline.vae.enable_tiling()` of diffusers does. Tile sizes are those of the VAE's class."""
 
     rounding_only = ("decode_batch",)
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {
+        "dtype": Acceleration(scope="both", error=NARROW),
+        "autocast": Acceleration(scope="both", error=NARROW),
+        "attention": Acceleration(scope="both", error=FP32, tries=("_native_math",)),
+        "text_dtype": Acceleration(scope="both", error=NARROW),
+        "vae_dtype": Acceleration(scope="reward", error=NARROW),
+        "vae_tiling": Acceleration(scope="reward", error=math.inf),
+    }
 
     def sizes(self, part: Parts) -> Sizes | None:
         """Sizes that a checkpoint generates, by the configs of its components; None where only the model knows them."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from unirl.core.acceleration import FP32, NARROW, Acceleration
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import PartConfig
 
@@ -38,6 +39,12 @@ class CausalLmConfig(PartConfig):
     logits_chunk: int = limit(0, least=0)
     """Tokens per chunk of logits when computing log-probs; 0 takes as many as fit in 256 MiB. Affects memory, not
     results."""
+
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {
+        "dtype": Acceleration(scope="both", error=NARROW),
+        "autocast": Acceleration(scope="both", error=NARROW),
+        "attention": Acceleration(scope="both", error=FP32, exact=("sdpa",), tries=("eager",)),
+    }
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """What the files of a local checkpoint rule out."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from unirl.core.acceleration import NARROW, Acceleration
 from unirl.core.errors import RecipeError
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import PartConfig
@@ -42,6 +43,12 @@ class UnifiedConfig(PartConfig):
     results."""
 
     rounding_only = ("decode_batch", "logits_chunk")
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {
+        "dtype": Acceleration(scope="both", error=NARROW),
+        "autocast": Acceleration(scope="both", error=NARROW),
+        "vision_dtype": Acceleration(scope="both", error=NARROW),
+        "vae_dtype": Acceleration(scope="reward", error=NARROW),
+    }
 
     def check_layout(self, folder: Path) -> None:
         """Raise RecipeError, key `model.path`, for a folder in another layout than the published one, or by whose

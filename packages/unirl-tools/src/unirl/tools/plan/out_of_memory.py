@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from unirl.core.errors import RunFailed
+from unirl.core.errors import RewardFailed, RunFailed
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap
 from unirl.core.types.sampling import LatentSamplingConfig
@@ -40,19 +40,26 @@ def explanation(plan: Plan, error: BaseException) -> str:
         return ""
     is_cuda = "CUDA" in text
     _free(error)
-    phase = error.phase if isinstance(error, RunFailed) else ""
+    phase = "score" if isinstance(error, RewardFailed) else ""
+    if isinstance(error, RunFailed):
+        # A worker's phase of scoring also names the reward.
+        phase = "score" if error.phase.startswith("score ") else error.phase
     lines = [f"Out of memory in phase {phase!r}" if phase else "Out of memory"]
     if amount := AMOUNT.search(text):
         size = int(float(amount[1]) * UNITS[amount[2].lower()])
         lines[0] += f": tried to allocate {shown_bytes(size)}"
     lines[0] += "."
     here = replace(plan, run=replace(plan.run, device="cuda" if is_cuda else "cpu"))
-    lines.append(_prediction(here, trains=phase == "train"))
-    same = dict.fromkeys(word for stage in plan.stages for word in _same_results(plan, stage, phase, is_cuda=is_cuda))
-    other = dict.fromkeys(word for stage in plan.stages for word in _other_results(plan, stage, phase))
+    lines.append(_prediction(here, phase=phase))
+    same = dict.fromkeys(_of_rewards(plan) if phase == "score" else _of_transfers(plan) if phase == "sync" else ())
+    for stage in plan.stages if phase != "score" else ():
+        same |= dict.fromkeys(_same_results(plan, stage, phase, is_cuda=is_cuda))
+    other = dict.fromkeys(_other_rewards(plan) if phase == "score" else ())
+    other |= dict.fromkeys(word for stage in plan.stages for word in _other_results(plan, stage, phase))
     if same:
         lines.append(f"Settings that lower it: {', '.join(same)}. A resumed run may change them.")
-    lines.append(f"Settings that lower it in a new run: {', '.join(other)}.")
+    if other:
+        lines.append(f"Settings that lower it in a new run: {', '.join(other)}.")
     return "\n".join(lines)
 
 
@@ -74,7 +81,7 @@ def _free(error: BaseException) -> None:
         cause = cause.__cause__
 
 
-def _prediction(plan: Plan, *, trains: bool) -> str:
+def _prediction(plan: Plan, *, phase: str) -> str:
     """Predicted memory of each process of the phase, or why it is unknown."""
     if any(Cap.LAZY_BUILD not in stage.model.spec.capabilities for stage in plan.stages):
         return "Nothing is predicted: the model cannot be measured without loading its weights again."
@@ -82,11 +89,12 @@ def _prediction(plan: Plan, *, trains: bool) -> str:
         processes = {process.role: process for process in memory_plan(plan, catalog=Catalog.of({})).processes}
     except Exception as failure:  # noqa: BLE001 - said in the note; the run failed for another reason
         return f"Nothing is predicted: {failure}"
-    # Train ranks generate where no other process does.
-    process = processes["train"] if trains else processes.get("rollout", processes["train"])
+    # Train ranks generate and score where no other process does.
+    role = {"train": "train", "score": "reward"}.get(phase, "rollout")
+    process = processes.get(role, processes["train"])
     largest = sorted(process.items.items(), key=lambda item: -item[1])[:3]
     items = ", ".join(f"{name} {shown_bytes(size)}" for name, size in largest)
-    without = "" if trains else "; activations of sampling and decoding are not counted"
+    without = "" if phase == "train" else "; activations of sampling, decoding and rewards are not counted"
     return (
         f"Predicted for each {process.role} process: {shown_bytes(process.total)} ({items}{without}). See `unirl plan`."
     )
@@ -96,7 +104,7 @@ def _same_results(plan: Plan, stage: Stage, phase: str, *, is_cuda: bool) -> Ite
     """Settings that lower the memory of a phase, with what they are now; of all phases for an unknown one. Results stay
     the same up to rounding."""
     train, is_latent = stage.train, isinstance(stage.sampling, LatentSamplingConfig)
-    if phase != "train":
+    if phase not in ("train", "sync"):
         engine = vars(stage.engine.config)
         for key in ("forward_batch", "max_num_seqs", "kv_cache_mb", "gpu_memory"):
             if key in engine:
@@ -105,7 +113,7 @@ def _same_results(plan: Plan, stage: Stage, phase: str, *, is_cuda: bool) -> Ite
             yield _setting(f"{stage.model.key}.decode_batch", vars(stage.model.config)["decode_batch"], zero="all")
         if engine.get("offload_idle") is False and is_cuda:
             yield f"{stage.engine.key}.offload_idle=true"
-    if phase not in ("generate", "evaluate") and stage.backend is not None:
+    if phase not in ("generate", "evaluate", "sync") and stage.backend is not None:
         if train.micro_batch_tokens and not is_latent:
             yield f"train.micro_batch_tokens ({train.micro_batch_tokens})"
         else:
@@ -118,13 +126,51 @@ def _same_results(plan: Plan, stage: Stage, phase: str, *, is_cuda: bool) -> Ite
             yield f"more launcher.train_ranks ({processes_of(plan).train})"
 
 
+def _of_rewards(plan: Plan) -> Iterator[str]:
+    """Settings that lower the memory of scoring, or have it elsewhere. Scores stay the same up to rounding."""
+    for choice in plan.rewards.values():
+        if "batch_size" in choice.config.rounding_only:
+            yield f"{choice.key}.batch_size ({vars(choice.config)['batch_size']})"
+    launcher = {} if plan.launcher is None else vars(plan.launcher.config)
+    if "reward_gpus" in launcher:
+        yield f"devices of their own by launcher.reward_gpus ({launcher['reward_gpus']:g})"
+    else:
+        yield "processes of their own by launcher=ray"
+
+
+def _other_rewards(plan: Plan) -> Iterator[str]:
+    """Settings that lower the memory of scoring, with which scores are others."""
+    for choice in plan.rewards.values():
+        config = vars(choice.config)
+        if "batch_size" in config and "batch_size" not in choice.config.rounding_only:
+            yield f"{choice.key}.batch_size ({config['batch_size']})"
+        if config.get("dtype") == "float32":
+            yield f"{choice.key}.dtype=bfloat16"
+
+
+def _of_transfers(plan: Plan) -> Iterator[str]:
+    """Settings that lower the memory of sending weights."""
+    launcher = {} if plan.launcher is None else vars(plan.launcher.config)
+    if "bucket_mb" in launcher:
+        yield f"launcher.bucket_mb ({launcher['bucket_mb']})"
+    for stage in plan.stages:
+        engine = vars(stage.engine.config)
+        for key in ("gpu_memory", "kv_cache_mb"):
+            if key in engine:
+                yield _setting(f"{stage.engine.key}.{key}", engine[key], zero="the engine's default")
+
+
 def _other_results(plan: Plan, stage: Stage, phase: str) -> Iterator[str]:
     """Like `_same_results`, but settings with which another policy is trained."""
     sampling = stage.sampling
+    backend = stage.backend
+    if backend is not None and backend.config.trains == "full" and phase not in ("generate", "evaluate", "score"):
+        yield f"{backend.key}.trains=lora"
+    if phase == "sync":
+        # What is sent and held is the weights.
+        return
     if phase != "train":
         yield f"data.prompts_per_step ({plan.data.prompts_per_step})"
-    if phase not in ("generate", "evaluate") and stage.backend is not None and stage.backend.config.trains == "full":
-        yield f"{stage.backend.key}.trains=lora"
     if isinstance(sampling, LatentSamplingConfig):
         frames = f" x {sampling.frames} frames" if sampling.frames > 1 else ""
         names = "sampling.height, sampling.width" + (" and sampling.frames" if frames else "")

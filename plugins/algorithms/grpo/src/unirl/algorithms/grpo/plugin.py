@@ -30,6 +30,7 @@ def _spec(
         when={"kl_coef": Needs(reference="policy")},
         stateful={"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100.0},
         clip_key=clip_key,
+        correction_key="tis",
         proposes={f"advantage.{key}": value for key, value in (advantage or {}).items()},
         paper=paper,
         reference="unirl.algorithms.grpo.reference:loss",

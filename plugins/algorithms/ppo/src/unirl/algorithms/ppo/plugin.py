@@ -19,6 +19,7 @@ SPEC = AlgorithmSpec(
     when={"kl_coef": Needs(reference="policy")},
     stateful={"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100.0},
     clip_key="clip_range",
+    correction_key="tis",
     paper="arXiv 1707.06347",
     reference="unirl.algorithms.ppo.reference:loss",
 )

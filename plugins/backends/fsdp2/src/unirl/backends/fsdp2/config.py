@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from unirl.core.acceleration import Acceleration
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.memory import TrainingMemory
 from unirl.train_host.config import AverageConfig, CriticConfig, LoraSettings, ShardedConfig, needs_torchao
@@ -50,6 +51,10 @@ class Fsdp2Config(ShardedConfig):
     first."""
 
     rounding_only = (*ShardedConfig.rounding_only, "reshard_after_forward")
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {
+        # Half of the widest step between codes, of the largest moment of 256.
+        "optimizer": Acceleration(scope="training", error={"adamw_8bit": 2.0**-7})
+    }
 
     @property
     def copies(self) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from unirl.core.acceleration import BF16, Acceleration
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.match.mismatch_bounds import SIXTEEN_BITS
 from unirl.core.specs.memory import TrainingMemory
@@ -44,6 +45,10 @@ class VeomniConfig(ShardedConfig):
     not offered: its exchange fails on gloo, so that no test here could run it."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """Device mesh."""
+
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {
+        "optimizer": Acceleration(scope="training", error={"anyprecision_adamw": BF16})
+    }
 
     @property
     def copies(self) -> int:

@@ -27,8 +27,6 @@ CPU_VARIABLES = {"SGLANG_PLATFORM": "unirl-cpu"}
 """Names the platform of `unirl.engine_cpu`'s `sglang-platform`."""
 MARGIN = 6
 """Tokens of the context length that SGLang reserves, beyond prompt and completion."""
-OF_OTHER_KEYS = ("tp_size", "pp_size", "dp_size", "ep_size", "nnodes", "quantization", "speculative_algorithm")
-"""Arguments of `sglang.Engine` that change the weight layout or how tokens are sampled."""
 
 
 def engine_arguments(
@@ -92,7 +90,7 @@ def engine_arguments(
         }
         if on_cpu:
             arguments["lora_backend"] = "torch_native"
-    refuse_extra(config, arguments, OF_OTHER_KEYS)
+    refuse_extra(config, arguments)
     return {**arguments, **config.extra}
 
 

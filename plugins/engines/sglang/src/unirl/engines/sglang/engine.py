@@ -16,7 +16,7 @@ from .bridge import Bridge
 from .config import SglangConfig
 from .environment import PRODUCT
 from .plugin import SPEC
-from .settings import CPU_VARIABLES, EAGER, server_arguments
+from .settings import CPU_VARIABLES, server_arguments, variables
 
 __all__ = ["build"]
 
@@ -43,7 +43,7 @@ def build(config: SglangConfig, *, model: DiffusionModel, device: Any) -> Extern
             PRODUCT,
             config,
             device,
-            variables=EAGER if config.enforce_eager else {},
+            variables=variables(config),
             cpu_variables=CPU_VARIABLES,
             modules=(name.partition(":")[0],),
             sleeps_on_cpu=True,

@@ -10,40 +10,23 @@ import torch
 from unirl.engine_host.program import refuse_extra
 
 from .bridge import Bridge
-from .config import SglangConfig
+from .config import INEXACT, SglangConfig
 from .control import MODEL_ID
 
-__all__ = ["CPU_VARIABLES", "EAGER", "server_arguments"]
+__all__ = ["CPU_VARIABLES", "EAGER", "server_arguments", "variables"]
 
 EAGER = {"TORCH_COMPILE_DISABLE": "1"}
 """SGLang compiles layers that have had an adapter, whatever its settings."""
 CPU_VARIABLES = {"SGLANG_PLATFORM": "unirl-cpu", **EAGER}
 """Names the platform of `unirl.engine_cpu`'s `sglang-platform`."""
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-OF_THE_ENGINE = (
-    "batching_max_size",
-    "cache_strategy",
-    "cfg_parallel_size",
-    "dp_size",
-    "enable_cache_dit",
-    "enable_cfg_parallel",
-    "lora_alpha",
-    "lora_nickname",
-    "lora_path",
-    "lora_scale",
-    "lora_target_modules",
-    "model_id",
-    "model_paths",
-    "nnodes",
-    "pipeline_class_name",
-    "quantization",
-    "ring_degree",
-    "sp_degree",
-    "tp_size",
-    "ulysses_degree",
-)
-"""Settings of `ServerArgs` that change the computation, the splitting of requests or the weight layout, which this
-engine could not verify."""
+
+
+def variables(config: SglangConfig) -> Mapping[str, str]:
+    """Environment variables of SGLang everywhere."""
+    # Inherited otherwise: rollouts would change without a word in the recipe.
+    exact = {name: "false" for name in INEXACT if name not in config.environment}
+    return {**exact, **(EAGER if config.enforce_eager else {})}
 
 
 def server_arguments(
@@ -78,5 +61,5 @@ def server_arguments(
     }
     if config.port:
         arguments["scheduler_port"] = config.port
-    refuse_extra(config, arguments, OF_THE_ENGINE)
+    refuse_extra(config, arguments)
     return {**arguments, **config.extra}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from unirl.core.acceleration import Acceleration
 from unirl.core.limits import Reason, limit
 from unirl.core.specs.config import PartConfig
 
@@ -30,6 +31,9 @@ class TrainsideConfig(PartConfig):
     prompts that are not cached are encoded and while samples are decoded. Refused on a CPU, where it gains nothing."""
 
     rounding_only = ("forward_batch", "offload_idle")
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {
+        "cached_prompts": Acceleration(scope="rollout", error=0.0, tries=(1, 512))
+    }
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Nothing to offload, or nothing that is idle."""

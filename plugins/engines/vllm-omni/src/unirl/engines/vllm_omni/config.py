@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
+from unirl.core.acceleration import FP32, Acceleration
 from unirl.core.limits import limit
-from unirl.engine_host.config import ExternalConfig
+from unirl.engine_host.config import OTHER_LAYOUT, SPLIT, ExternalConfig
 
 __all__ = ["VllmOmniConfig"]
+
+_APPROXIMATE: Mapping[str, float] = {"sage_attn": math.inf, "rainfusion_attn": math.inf}
+"""Attention that quantizes queries and keys, or leaves some out."""
 
 
 @dataclass
@@ -28,3 +35,24 @@ class VllmOmniConfig(ExternalConfig):
     """Tensor-parallel size: devices starting at the engine's, or processes on a CPU."""
 
     rounding_only = ("max_num_seqs", "max_num_texts")
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {
+        "cached_prompts": Acceleration(scope="rollout", error=FP32),
+        "extra.diffusion_attention_config": Acceleration(scope="rollout", error=_APPROXIMATE),
+        "extra.diffusion_kv_cache_dtype": Acceleration(scope="rollout", error=math.inf),
+        "extra.vae_use_tiling": Acceleration(scope="reward", error=math.inf),
+        "environment.DIFFUSION_ATTENTION_BACKEND": Acceleration(scope="rollout", error=_APPROXIMATE),
+        "environment.DIFFUSION_ATTENTION_QUANT": Acceleration(scope="rollout", error=math.inf),
+    }
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("extra.diffusion_load_format", "extra.quantization_config"), OTHER_LAYOUT),
+        **dict.fromkeys(
+            ("extra.cache_backend", "environment.DIFFUSION_CACHE_BACKEND", "environment.DIFFUSION_CACHE_ADAPTER"),
+            "vLLM-Omni's caches of denoiser outputs have not been tried with rollouts",
+        ),
+        **dict.fromkeys(
+            ("extra.custom_pipeline_args", "extra.lora_path", "extra.worker_extension_cls"),
+            "this engine sets up rollouts and adapters by it",
+        ),
+        "extra.parallel_config": SPLIT,
+        "extra.step_execution": "it is engine.step_batching",
+    }

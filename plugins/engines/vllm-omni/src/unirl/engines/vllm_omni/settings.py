@@ -14,18 +14,6 @@ from .config import VllmOmniConfig
 
 __all__ = ["cpu_variables", "omni_arguments", "text_arguments", "variables"]
 
-OF_THE_ENGINE = (
-    "cache_backend",
-    "custom_pipeline_args",
-    "diffusion_load_format",
-    "lora_path",
-    "parallel_config",
-    "quantization_config",
-    "step_execution",
-    "worker_extension_cls",
-)
-"""Arguments of `AsyncOmni` that change the computation or the weight layout, which this engine could not verify."""
-
 
 def cpu_variables(config: VllmOmniConfig) -> Mapping[str, str]:
     """Environment variables on a CPU."""
@@ -63,7 +51,7 @@ def omni_arguments(config: VllmOmniConfig, *, folder: Path, dtype: torch.dtype, 
             "parallel_config": {"tensor_parallel_size": config.tensor_parallel},
             "distributed_executor_backend": "mp",
         }
-    refuse_extra(config, arguments, OF_THE_ENGINE)
+    refuse_extra(config, arguments)
     return {**arguments, **config.extra}
 
 

@@ -18,8 +18,6 @@ __all__ = ["CPU_VARIABLES", "llm_arguments", "sampling_arguments", "variables"]
 
 CPU_VARIABLES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_CI_ENV": "1"}
 """Cores are shared with training; by default vLLM pins its threads to them."""
-OF_OTHER_KEYS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization")
-"""Arguments of `vllm.LLM` that change the weight layout, so that weights could be neither loaded nor verified."""
 
 
 def variables(config: VllmConfig) -> Mapping[str, str]:
@@ -82,7 +80,7 @@ def llm_arguments(
         # It allocates with CUDA's virtual memory. On a CPU the worker's extension releases the memory.
         arguments["enable_sleep_mode"] = True
     arguments |= bridged or {}
-    refuse_extra(config, arguments, OF_OTHER_KEYS)
+    refuse_extra(config, arguments)
     return {**arguments, **config.extra}
 
 

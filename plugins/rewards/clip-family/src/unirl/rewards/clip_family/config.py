@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from unirl.core.acceleration import NARROW, Acceleration
 from unirl.core.limits import limit, one_of
 from unirl.core.specs.config import RewardConfig
 from unirl.core.types.media import spread
@@ -33,6 +35,9 @@ class EncoderConfig(RewardConfig):
     """Precision of the encoders. Preprocessing, cosines and heads are always in fp32."""
     batch_size: int = limit(16, least=1)
     """Images per forward pass. Never changes the scores."""
+
+    rounding_only = ("batch_size",)
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {"dtype": Acceleration(scope="reward", error=NARROW)}
 
     def device_weights(self) -> Mapping[str, str]:
         return {".path": self.dtype}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from unirl.core.acceleration import NARROW, Acceleration
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import RewardConfig
 from unirl.model_host.checkpoint_problems import checkpoint_problems
@@ -89,6 +90,8 @@ class RewardModelConfig(RewardConfig):
     """The side of a conversation that is kept where it is too long."""
     batch_size: int = limit(16, least=1)
     """Conversations per forward; they are padded to the longest. Does not change scores."""
+
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {"dtype": Acceleration(scope="reward", error=NARROW)}
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         if not self.path:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from unirl.core.acceleration import NARROW, Acceleration
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import RewardConfig
 from unirl.model_host.model_files import DTYPES
@@ -47,6 +48,9 @@ class VideoAlignConfig(RewardConfig):
     """Dtype of the trunk; the head is fp32."""
     batch_size: int = limit(2, least=1)
     """Videos in one forward. Never changes the scores."""
+
+    rounding_only = ("batch_size",)
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {"dtype": Acceleration(scope="reward", error=NARROW)}
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also an instruction that cannot be used."""

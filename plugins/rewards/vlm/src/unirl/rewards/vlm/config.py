@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from unirl.core.acceleration import NARROW, Acceleration
 from unirl.core.errors import RecipeError
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import RewardConfig
@@ -70,6 +71,8 @@ class AnswererConfig(RewardConfig):
     """Sent to the endpoint, with temperature 0."""
     extra_body: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Further fields of the request to the endpoint; null takes a field out."""
+
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {"dtype": Acceleration(scope="reward", error=NARROW)}
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also settings of an endpoint without one."""
@@ -225,6 +228,8 @@ class HeadConfig(RewardConfig):
     """Dtype of the trunk; the head is fp32."""
     batch_size: int = limit(4, least=1)
     """Samples in one forward."""
+
+    accelerations: ClassVar[Mapping[str, Acceleration]] = {"dtype": Acceleration(scope="reward", error=NARROW)}
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also an instruction that cannot be used."""
