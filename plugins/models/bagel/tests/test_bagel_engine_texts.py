@@ -192,7 +192,7 @@ def test_an_image_that_cannot_be_read_is_refused_before_anything_is_sent(
 
 
 def test_requests_that_it_cannot_honour_are_refused(engine: ExternalLatentEngine, model: BagelModel, ask: Ask) -> None:
-    longest = model._longest
+    longest = model.encoder.longest
     with pytest.raises(RecipeError, match=rf"takes {longest} \(max_position_embeddings of the checkpoint\)"):
         engine.generate(ask(engine, max_new_tokens=longest))
     engine.load_weights(full_update(model, version=5))
