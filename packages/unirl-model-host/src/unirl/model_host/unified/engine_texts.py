@@ -19,7 +19,7 @@ from unirl.numerics.tokens.log_probs import output_logits
 
 from .encoder import SequenceEncoder
 
-__all__ = ["Prefix", "Texts", "UnifiedDecoder"]
+__all__ = ["Prefix", "TextRules", "UnifiedDecoder"]
 
 
 class Prefix(NamedTuple):
@@ -34,7 +34,7 @@ class Prefix(NamedTuple):
     """[D], the last state, after the last norm."""
 
 
-class Texts(NamedTuple):
+class TextRules(NamedTuple):
     """The part of a model's spec that the token loop reads."""
 
     name: str
@@ -52,7 +52,7 @@ class UnifiedDecoder(ABC):
     """A `unirl.numerics.tokens.rollout.TokenDecoder` over a pipeline that holds the model's encoder as
     `unirl_encoder`."""
 
-    spec: Texts
+    spec: TextRules
     pad_token = 0
     """Never read: prompts go through one by one."""
 

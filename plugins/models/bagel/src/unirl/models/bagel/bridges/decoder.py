@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.model_host.unified.engine_texts import Prefix, Texts, UnifiedDecoder
+from unirl.model_host.unified.engine_texts import Prefix, TextRules, UnifiedDecoder
 
 from ..sequence import Marks, layout
 
@@ -17,7 +17,7 @@ __all__ = ["BagelDecoder", "naive_cache", "precision"]
 
 
 class BagelDecoder(UnifiedDecoder):
-    spec = Texts("bagel")
+    spec = TextRules("bagel")
 
     def __init__(self, pipeline: Any) -> None:
         language = pipeline.bagel.language_model

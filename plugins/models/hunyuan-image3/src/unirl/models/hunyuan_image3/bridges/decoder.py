@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.model_host.unified.engine_texts import Prefix, Texts, UnifiedDecoder
+from unirl.model_host.unified.engine_texts import Prefix, TextRules, UnifiedDecoder
 from unirl.model_host.unified.layers import sight
 
 from ..module import angles
@@ -19,7 +19,7 @@ __all__ = ["HunyuanDecoder", "caches_of", "dtype_of", "through_layers"]
 
 
 class HunyuanDecoder(UnifiedDecoder):
-    spec = Texts("hunyuan-image3", restricts=frozenset({"text"}))
+    spec = TextRules("hunyuan-image3", restricts=frozenset({"text"}))
 
     def __init__(self, pipeline: Any) -> None:
         transformer = pipeline.transformer
