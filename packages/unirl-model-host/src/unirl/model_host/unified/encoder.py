@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from unirl.core.roles.absent import absent
 from unirl.core.types.array import Ragged
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
@@ -52,7 +53,7 @@ class SequenceEncoder(ABC, Generic[F]):
 
     def allowed(self, tokens: Tensor, *, options: Mapping[str, Any]) -> Mapping[int, Tensor]:
         """See `TextModel.allowed`."""
-        return {}
+        raise absent(f"model in {type(self).__module__}", self, "allowed", "whose spec states `restricts`")
 
     @torch.no_grad()
     def encode(self, inputs: Inputs, sampling: LatentSamplingConfig) -> dict[str, Ragged]:
