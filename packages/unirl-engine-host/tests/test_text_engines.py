@@ -171,7 +171,7 @@ def test_a_text_whose_log_probs_are_of_other_tokens_is_refused() -> None:
     read: dict[str, Any] = {"prompts": [[7], [8, 9]], "media": ["", "k"], "temperatures": [0.5, 0.5]}
     answer, result = generated([[1, 2], [3]], [[-1.0, -2.0], [-3.0]], ["stop", "length"], **read)
     expected = {"finish_reasons": ["stop", "length"], "media": ["", "k"], "temperatures": [0.5, 0.5]}
-    assert answer == {**expected, "version": None}
+    assert answer == {**expected, "options": {}, "version": None}
     assert [result[name].tolist() for name in ("prompts", "prompt_lengths")] == [[7, 8, 9], [1, 2]]
     assert [result[name].tolist() for name in ("tokens", "log_probs", "lengths")] == [[1, 2, 3], [-1, -2, -3], [2, 1]]
     assert "mask" not in result
@@ -234,6 +234,7 @@ def test_texts_of_other_weights_rows_or_media_are_refused() -> None:
     assert result["version"] == 3 and result["conditions"] is kept
     assert asked[0][0]["seeds"] == [1, 2] and len(set(asked[0][0]["media"])) == 2
     assert answers({"version": None})["version"] == 3
+    assert result["options"] == {} and answers({"options": {"scale": 2.0}})["options"] == {"scale": 2.0}
     for change, message in (
         ({"version": 2}, r"by weights of version 2, expected version 3"),
         ({"media": asked[0][0]["media"][::-1]}, "row 0 was generated from other media"),

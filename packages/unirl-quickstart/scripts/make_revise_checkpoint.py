@@ -72,7 +72,7 @@ def train_decoder(model: BagelModel, images: Tensor, *, args: argparse.Namespace
 
     The latents are those of the images, and those of their first decoding.
     """
-    generator, vae = torch.Generator().manual_seed(args.seed), model.images.vae
+    generator, vae = torch.Generator().manual_seed(args.seed), model.encoder.images.vae
     with torch.no_grad():
         first = torch.cat([model.latents_of(part) for part in images.split(64)])
         second = torch.cat([model.latents_of(model.decode(part)) for part in first.split(64)])
@@ -253,7 +253,7 @@ Probability that a critique sampled at temperature 1 names all that a draft show
 
 def write_card(folder: Path, drafts: Path, *, args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     model = build(BagelConfig(path=str(folder)), device="cpu")
-    cast(Any, model).images = Remembered(model.images)
+    cast(Any, model.encoder).images = Remembered(model.encoder.images)
     drawings = draw_all(model, drafts, count=8, seed=args.seed + 1)
     shares, critiques = list[str](), list[str]()
     for split, scenes in scenes_of(args.measured, seed=args.seed).items():
@@ -322,7 +322,7 @@ def main() -> None:
     images = torch.cat([render(scene, count=args.images_per_scene, generator=generator) for scene in ALL_SCENES])
     train_decoder(model, images, args=args)
     shutil.copytree(start, folder, dirs_exist_ok=True)
-    write_vae(folder, model.images.vae)
+    write_vae(folder, model.encoder.images.vae)
     with tempfile.TemporaryDirectory() as files:
         for number, (steps, careless) in enumerate(zip(args.steps, args.careless, strict=True)):
             own = argparse.Namespace(
@@ -335,8 +335,8 @@ def main() -> None:
 def teach(folder: Path, drafts: Path, *, args: argparse.Namespace) -> None:
     """Trains the checkpoint in `folder`, and writes its weights there again."""
     model = build(BagelConfig(path=str(folder)), device="cpu")
-    vision = model.images.vision
-    cast(Any, model).images = Remembered(model.images)
+    vision = model.encoder.images.vision
+    cast(Any, model.encoder).images = Remembered(model.encoder.images)
     drawings = draw_all(model, drafts, count=args.images_per_scene, seed=args.seed)
     author = Reviser(model, drawings=drawings, corpus=draw_splits(seed=args.seed)["corpus"], args=args)
     # No copies first: the shipped checkpoint attends to the same place of a draft.

@@ -539,7 +539,7 @@ def main() -> None:
             args=args,
             report=lambda step: print(step, measure_drawings(model, seen, drawings, seed=1), flush=True),
         )
-        write_weights(folder, (model.transformer, model.images.vision), dtype=torch.float16)
+        write_weights(folder, (model.transformer, model.encoder.images.vision), dtype=torch.float16)
         write_card(folder, splits, Path(files), args=args, parser=parser)
 
 

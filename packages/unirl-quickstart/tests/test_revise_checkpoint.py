@@ -133,16 +133,16 @@ def test_remembered_images_are_encoded_as_by_the_model(model: BagelModel, script
     scenes = [*ALL_SCENES[:3], ALL_SCENES[0]]
     inputs = script.inputs_of([scene.caption for scene in scenes], [(drawings[scene][0].turn,) for scene in scenes])
     expected = model.conditions(inputs, sampling=script.WRITTEN)
-    plain = model.images
+    plain = model.encoder.images
     try:
-        model.images = script.Remembered(plain)
+        model.encoder.images = script.Remembered(plain)
         for _ in range(2):
             result = model.conditions(inputs, sampling=script.WRITTEN)
             assert result.keys() == expected.keys()
             for name, rows in expected.items():
                 assert all(map(torch.equal, result[name], rows)), name
     finally:
-        model.images = plain
+        model.encoder.images = plain
 
 
 @pytest.mark.slow

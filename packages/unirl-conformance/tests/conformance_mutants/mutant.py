@@ -28,7 +28,7 @@ KINDS: tuple[SubjectKind, ...] = tuple(
 
 CATALOGS: dict[SubjectKind, tuple[str, ...]] = {
     # Engines that are started once for many claims have a separate catalog.
-    "engine": ("engine:catalog", "engine_apart_broken:catalog", "engine_media:catalog"),
+    "engine": ("engine:catalog", "engine_apart_broken:catalog", "engine_media:catalog", "engine_stages:catalog"),
     # In one catalog two broken parts would meet in a cell.
     "cell": ("cell:catalog", "cell:catalog_of_lagged", "cell_text:broken_engines", "cell_text:broken_backends"),
 }

@@ -41,11 +41,20 @@ def test_settings_become_arguments_of_vllm_omni() -> None:
 def test_settings_of_texts_are_those_of_the_request() -> None:
     """As JSON values, which are all that the engine's process is sent."""
     sampling = TextSamplingConfig(temperature=0.7, top_p=0.9, top_k=3, max_new_tokens=5, stop=["."], stop_token_ids=[4])
-    wanted = TextRequest(sampling=sampling, prompt_tokens=(torch.tensor([1]),), stop_tokens=(2, 4), seeds=(2**62,))
+    wanted = TextRequest(
+        sampling=sampling,
+        prompt_tokens=(torch.tensor([1]),),
+        stop_tokens=(2, 4),
+        seeds=(2**62,),
+        options=(("scale", 1.5), ("begin", "think")),
+        length=5,
+    )
     result = json.loads(json.dumps(text_arguments(wanted, batch=6)))
     assert result == {
         "config": {"temperature": 0.7, "top_p": 0.9, "top_k": 3, "max_new_tokens": 5, "stop": ["."]},
         "stop_tokens": [2, 4],
+        "options": {"scale": 1.5, "begin": "think"},
+        "length": 5,
         "batch": 6,
     }
 

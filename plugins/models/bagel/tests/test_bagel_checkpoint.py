@@ -112,7 +112,7 @@ def test_norms_and_the_output_projection_are_as_published_whatever_llm_config_sa
 
 def test_the_file_and_the_modules_have_the_same_names(model: BagelModel, tiny_folder: Path) -> None:
     stored = load_file(tiny_folder / EMA)
-    own = model.trainable.state_dict() | model.images.vision.state_dict()
+    own = model.trainable.state_dict() | model.encoder.images.vision.state_dict()
     assert own.keys() == stored.keys()
     assert all(torch.equal(value, own[name]) for name, value in stored.items())
 
@@ -128,7 +128,7 @@ def test_a_written_checkpoint_has_the_published_tensors(model: BagelModel, tiny_
 def test_the_language_model_and_the_ends_of_latents_train_and_nothing_else(model: BagelModel) -> None:
     trains = {name.split(".")[0] for name, param in model.trainable.named_parameters() if param.requires_grad}
     assert trains == {"language_model", "time_embedder", "vae2llm", "llm2vae"}
-    frozen = [*model.images.vision.parameters(), *model.images.vae.parameters()]
+    frozen = [*model.encoder.images.vision.parameters(), *model.encoder.images.vae.parameters()]
     assert not any(param.requires_grad for param in frozen)
 
 

@@ -3,63 +3,28 @@ the same weights, as its images."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from external_engines import latents
-from external_engines.environments import make
-from external_engines.text_engines import (
-    check_deaths,
-    test_a_text_depends_on_its_seed_and_not_on_what_else_is_generated,
-    test_a_text_ends_at_a_stop_token_a_stop_string_or_the_limit,
-    test_after_a_full_sync_it_samples_from_what_was_sent,
-    test_an_adapter_is_sampled_from_and_gone_with_the_next_full_sync,
-    test_greedy_texts_are_those_of_the_trainer,
-    test_log_probs_are_those_of_the_weights_at_the_sampling_temperature,
-)
-from external_engines.texts import ROUNDING, Ask, gap
-from PIL import Image
-from unirl.conformance.doubles.requests import make_request
-from unirl.conformance.doubles.weight_updates import full_update, perturb, with_adapter
-from unirl.core.errors import DataError, RecipeError, RunFailed
-from unirl.core.types.data import MediaRef
-from unirl.core.types.inputs import Turn
-from unirl.core.types.request import Request
-from unirl.core.types.rollout import verify_echo
-from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
+from external_engines.image_models import started
+from external_engines.sequence_texts import *
+from external_engines.sequence_texts import asking
+from external_engines.text_engines import check_deaths
+from external_engines.texts import Ask
 from unirl.engine_host.latent_engine import ExternalLatentEngine
-from unirl.engines.vllm_omni.config import VllmOmniConfig
-from unirl.engines.vllm_omni.engine import build as build_engine
 from unirl.models.bagel.config import BagelConfig
 from unirl.models.bagel.model import BagelModel, build
-from unirl.numerics.tokens.rollout import generate_text, text_conditions
 
-__all__ = [
-    "test_a_text_depends_on_its_seed_and_not_on_what_else_is_generated",
-    "test_a_text_ends_at_a_stop_token_a_stop_string_or_the_limit",
-    "test_after_a_full_sync_it_samples_from_what_was_sent",
-    "test_an_adapter_is_sampled_from_and_gone_with_the_next_full_sync",
-    "test_greedy_texts_are_those_of_the_trainer",
-    "test_log_probs_are_those_of_the_weights_at_the_sampling_temperature",
-]
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
-
-PROMPTS = ("a red ring", "two blue squares on the left", "it")
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_folder: Path) -> Iterator[ExternalLatentEngine]:
     """Texts four at a time; its weights are those that the test before left."""
-    make("vllm-omni")
-    own = build(BagelConfig(path=str(tiny_folder)), device="cpu")
-    engine = build_engine(VllmOmniConfig(max_num_seqs=4, max_num_texts=4), model=own, device="cpu")
-    yield engine
-    engine.close()
+    with started("vllm-omni", build(BagelConfig(path=str(tiny_folder)), device="cpu"), max_num_texts=4) as result:
+        yield result
 
 
 @pytest.fixture
@@ -70,190 +35,20 @@ def model(tiny_folder: Path) -> BagelModel:
 
 @pytest.fixture(scope="module")
 def ask(tiny_folder: Path) -> Ask:
-    """A request of two samples for each prompt; the version is the engine's."""
-    own = build(BagelConfig(path=str(tiny_folder)), device="cpu")
-
-    def make(
-        engine: ExternalLatentEngine,
-        *,
-        stop_tokens: tuple[int, ...] | None = None,
-        seed: int = 0,
-        media: Any = lambda number: (),
-        **settings: Any,
-    ) -> Request:
-        request = make_request(
-            own,
-            TextSamplingConfig(**{"max_new_tokens": 16, **settings}),
-            track="text",
-            prompts=PROMPTS,
-            media=media,
-            samples_per_prompt=2,
-            seed=seed,
-            policy_version=engine.version,
-        )
-        if stop_tokens is None:
-            return request
-        return dataclasses.replace(request, params=dataclasses.replace(request.text, stop_tokens=stop_tokens))
-
-    return make
+    return asking(build(BagelConfig(path=str(tiny_folder)), device="cpu"))
 
 
-def check(engine: ExternalLatentEngine, model: BagelModel, request: Request) -> None:
-    """The same tokens and log-probs as from the trained module: by its token loop, and by one forward in replay."""
-    track = engine.generate(request)
-    verify_echo(request, track)
-    conditions = text_conditions(model, request.inputs, sampling=request.text.sampling)
-    expected = generate_text(model, request.text, conditions=conditions)
-    assert [row.tolist() for row in track.text.tokens] == [row.tolist() for row in expected.tokens]
-    assert track.text.log_probs is not None
-    for own, other in zip(track.text.log_probs, expected.log_probs, strict=True):
-        assert float((own - other).abs().max()) < ROUNDING
-    if request.text.sampling.temperature:
-        assert gap(track, model) < ROUNDING
+@pytest.fixture
+def variants() -> list[dict[str, Any]]:
+    """With the latents of images and without."""
+    return [{}, {"options": {"sources": "features"}}]
 
 
-def with_inputs(model: BagelModel, request: Request, **changes: Any) -> Request:
-    """The request with other inputs, and the prompt tokens of these."""
-    inputs = dataclasses.replace(request.inputs, **changes)
-    tokens = tuple(model.prompt_tokens(inputs, sampling=request.text.sampling))
-    return dataclasses.replace(request, inputs=inputs, params=dataclasses.replace(request.text, prompt_tokens=tokens))
+@pytest.fixture
+def spoiled() -> tuple[str, str]:
+    return "language_model.model.layers.1.mlp.down_proj.weight", r"layers\.1\.mlp\.down_proj"
 
 
-def test_it_draws_what_the_trainer_would_have_drawn(
-    engine: ExternalLatentEngine, model: BagelModel, ask: Ask, media: list[tuple[MediaRef, ...]]
-) -> None:
-    """About no source, one, one of another size and two, with and without their latents, by top_k and top_p, and behind a
-    system prompt. Prompts are of different lengths, and the six rows are two batches."""
-    engine.load_weights(full_update(model, version=1))
-    check(engine, model, ask(engine))
-    check(engine, model, ask(engine, temperature=0.7, system_prompt="Be brief."))
-    for settings in ({}, {"options": {"sources": "features"}}, {"top_k": 5}, {"top_p": 0.6}):
-        check(engine, model, ask(engine, media=lambda number: media[number], **settings))
-
-
-def test_it_continues_from_turns(
-    engine: ExternalLatentEngine, model: BagelModel, ask: Ask, media: list[tuple[MediaRef, ...]]
-) -> None:
-    """From its own texts as they were sampled, whole and cut, and from an image that it drew."""
-    engine.load_weights(full_update(model, version=1))
-    request = ask(engine)
-    each = (
-        (Turn(stage="plan", text="x", tokens=(70, 71, model.marks.end)),),
-        (Turn(stage="plan", text="y", tokens=(72,)), Turn(stage="draw", media=media[0])),
-        (Turn(stage="other", text="by another model"),),
-    )
-    continued = with_inputs(model, request, turns=tuple(one for one in each for _ in range(2)))
-    check(engine, model, continued)
-    other = engine.generate(request).text.tokens
-    assert all(
-        one.tolist() != two.tolist() for one, two in zip(engine.generate(continued).text.tokens, other, strict=True)
-    )
-
-
-def test_prompts_of_equal_tokens_over_other_images_are_other_prompts(
-    engine: ExternalLatentEngine, model: BagelModel, ask: Ask, tmp_path: Path
-) -> None:
-    """Images of one size and one colour each."""
-    engine.load_weights(full_update(model, version=1))
-    request = ask(engine, temperature=0.0).select([0, 2])
-    refs: list[tuple[MediaRef, ...]] = []
-    for number, colour in enumerate(((250, 5, 5), (5, 5, 250))):
-        file = tmp_path / f"{number}.png"
-        Image.new("RGB", (64, 64), colour).save(file)
-        refs.append((MediaRef(modality="image", role="source", uri=str(file)),))
-    texts = (PROMPTS[0],) * 2
-    shown = with_inputs(model, request, media=tuple(refs), texts=texts, prompts=texts)
-    first, second = shown.text.prompt_tokens
-    assert first.tolist() == second.tolist()
-    for rows in ((0, 1), (1, 0), (1,)):
-        check(engine, model, shown.select(rows))
-    one, other = (engine.generate(shown.select([row])).text.log_probs for row in (0, 1))
-    assert one is not None and other is not None
-    # A random model's text may be the same; its log-probs are not.
-    assert float((one[0][0] - other[0][0]).abs()) > 100 * ROUNDING
-
-
-def test_an_image_that_cannot_be_read_is_refused_before_anything_is_sent(
-    engine: ExternalLatentEngine,
-    model: BagelModel,
-    ask: Ask,
-    media: list[tuple[MediaRef, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine.load_weights(full_update(model, version=1))
-    request = ask(engine, media=lambda number: media[0]).select([0])
-    gone = dataclasses.replace(media[0][0], uri="/gone.png")
-    inputs = dataclasses.replace(request.inputs, media=((gone,),))
-    process: Any = engine._process
-    with monkeypatch.context() as patched, pytest.raises(DataError, match=r"/gone\.png' \(source\)"):
-        patched.setattr(process, "call", lambda *_, **__: pytest.fail("something was sent"))
-        engine.generate(dataclasses.replace(request, inputs=inputs))
-    check(engine, model, request)
-
-
-def test_requests_that_it_cannot_honour_are_refused(engine: ExternalLatentEngine, model: BagelModel, ask: Ask) -> None:
-    longest = model._longest
-    with pytest.raises(RecipeError, match=rf"takes {longest} \(max_position_embeddings of the checkpoint\)"):
-        engine.generate(ask(engine, max_new_tokens=longest))
-    engine.load_weights(full_update(model, version=5))
-    with pytest.raises(RunFailed, match=r"got a request for weights version 4, but it holds version 5"):
-        engine.generate(dataclasses.replace(ask(engine), policy_version=4))
-    engine.sleep()
-    with pytest.raises(RunFailed, match="asleep"):
-        engine.generate(ask(engine))
-    engine.wake()
-    check(engine, model, ask(engine))
-
-
-def test_texts_and_images_take_turns_with_the_same_weights(
-    engine: ExternalLatentEngine, model: BagelModel, ask: Ask
-) -> None:
-    """All weights, an adapter on both experts, and all weights again: one sync for both, and neither disturbs the
-    other."""
-    sampling = LatentSamplingConfig(num_inference_steps=3, height=32, width=48)
-
-    def drawn() -> Request:
-        return make_request(
-            model, sampling, track="image", prompts=PROMPTS, samples_per_prompt=1, policy_version=engine.version
-        )
-
-    for version in (1, 3):
-        perturb(model, seed=version)
-        engine.load_weights(full_update(model, version=version))
-        for _ in range(2):
-            check(engine, model, ask(engine))
-            assert latents.gap(engine.generate(drawn()), model) < ROUNDING
-        update, added = latents.adapter(model, targets=model.spec.lora_targets, version=version + 1)
-        engine.load_weights(update)
-        adapted = with_adapter(copy.deepcopy(model), added)
-        check(engine, adapted, ask(engine))
-        assert latents.gap(engine.generate(drawn()), adapted) < ROUNDING
-
-
-def test_rows_that_are_already_done_leave_the_batch(engine: ExternalLatentEngine, model: BagelModel, ask: Ask) -> None:
-    """A third of all tokens ends a text, so that rows of one batch end at different places."""
-    engine.load_weights(full_update(model, version=1))
-    third = tuple(range(1, len(model.vocabulary), 3))
-    request = ask(engine, stop_tokens=third)
-    assert len(set(engine.generate(request).text.lengths)) > 2
-    check(engine, model, request)
-
-
-def test_logits_that_are_not_finite_are_an_error_that_names_the_weight(
-    engine: ExternalLatentEngine, model: BagelModel, ask: Ask
-) -> None:
-    with torch.no_grad():
-        model.transformer.get_parameter("language_model.model.layers.1.mlp.down_proj.weight")[0, 0] = torch.inf
-    engine.load_weights(full_update(model, version=1))
-    with pytest.raises(RunFailed, match=r"'bagel': logits are not finite.*layers\.1\.mlp\.down_proj"):
-        engine.generate(ask(engine))
-    model = build(BagelConfig(path=str(model.folder)), device="cpu")
-    engine.load_weights(full_update(model, version=2))
-    check(engine, model, ask(engine))
-
-
-def test_an_engine_that_dies_is_reported_and_started_again(
-    engine: ExternalLatentEngine, model: BagelModel, ask: Ask
-) -> None:
+def test_an_engine_that_dies_is_reported_and_started_again(engine: Any, model: BagelModel, ask: Ask) -> None:
     """In a sync, and while it writes. Last, for it ends the engine."""
     check_deaths(engine, model, ask)

@@ -140,8 +140,10 @@ def test_packed_rows_are_refused(model: BagelModel) -> None:
 
 
 def test_the_vae_has_the_tensors_that_diffusers_converts(model: BagelModel, tiny_folder: Path) -> None:
-    converted = convert_ldm_vae_checkpoint(load_file(tiny_folder / "ae.safetensors"), dict(model.images.vae.config))
-    result = model.images.vae.state_dict()
+    converted = convert_ldm_vae_checkpoint(
+        load_file(tiny_folder / "ae.safetensors"), dict(model.encoder.images.vae.config)
+    )
+    result = model.encoder.images.vae.state_dict()
     assert result.keys() == converted.keys()
     assert all(torch.equal(value, converted[name].view(value.shape)) for name, value in result.items())
 
@@ -170,7 +172,7 @@ def test_features_are_those_of_siglip(model: BagelModel, tiny_folder: Path) -> N
     siglip.load_state_dict(stored)
     pixels = torch.randn(1, 3, 56, 56, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        close(model.images.vision(pixels), siglip(pixels).last_hidden_state[0])
+        close(model.encoder.images.vision(pixels), siglip(pixels).last_hidden_state[0])
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_latents_of_images_come_back(model: BagelModel) -> None:
     images = torch.rand(2, 3, 32, 48, generator=torch.Generator().manual_seed(1))
     latents = model.latents_of(images)
     assert latents.shape == (2, *model.latent_shape(IMAGE))
-    vae = model.images.vae
+    vae = model.encoder.images.vae
     mean = vae.encode(2 * images - 1).latent_dist.mean
     # By the numbers of FLUX.1.
     close(unpack(latents, patch=2), (mean - 0.1159) * 0.3611)

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from external_engines.worker_texts import sent
 from PIL import Image
-from torch import Tensor
 from unirl.conformance.doubles.requests import make_request
 from unirl.core.types.data import MediaRef
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import TextSamplingConfig
-from unirl.engine_host.frames import read_frame, to_frame
+from unirl.engine_host.frames import to_frame
 from unirl.engine_host.received import generated, rows
-from unirl.engine_host.text_engine import ExternalTexts
-from unirl.engines.vllm_omni.environment import PRODUCT
-from unirl.engines.vllm_omni.settings import text_arguments
 from unirl.engines.vllm_omni.texts import _conditions, written
 from unirl.models.bagel.model import BagelModel
 from unirl.numerics.tokens.rollout import GeneratedText, generate_text, text_conditions
-
-
-def sent(model: BagelModel, request: Request) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The call that the host makes for a request, in batches of four rows."""
-    calls: list[tuple[Any, Any]] = []
-
-    class Sent(Exception):
-        pass
-
-    def note(arguments: Any, tensors: Any) -> Any:
-        calls.append((arguments, dict(tensors)))
-        raise Sent
-
-    texts = ExternalTexts(
-        PRODUCT,
-        model=model,
-        sampling=lambda wanted: text_arguments(wanted, batch=4),
-        conditions=text_conditions,
-        track=lambda *args, **made: pytest.fail("nothing was answered"),
-    )
-    with pytest.raises(Sent):
-        texts.track(request, generate=note, version=0)
-    # As it comes out of the frame in the engine's process.
-    return read_frame(BytesIO(to_frame(*calls[0])).read)
 
 
 def expected_of(model: BagelModel, request: Request) -> GeneratedText:
@@ -98,6 +69,22 @@ def test_the_worker_names_the_media_that_it_read_not_those_that_it_should_have_r
     assert written(model, to_frame(arguments, tensors))["media"] == [first, second]
     result = written(model, to_frame(arguments, swapped))
     assert result["media"] == [second, first]
+
+
+def test_rows_without_images_go_beside_rows_with_some(model: BagelModel, media: list[tuple[MediaRef, ...]]) -> None:
+    """And by themselves."""
+    sampling = TextSamplingConfig(max_new_tokens=4)
+    for shown in ({1}, set[int]()):
+        request = make_request(
+            model, sampling, track="text", prompts=("a", "what is it?", "b"), samples_per_prompt=1,
+            media=lambda number, shown=shown: media[number] if number in shown else (),
+        )  # fmt: skip
+        arguments, tensors = sent(model, request)
+        assert [bool(key) for key in arguments["media"]] == [number in shown for number in range(3)]
+        result, expected = written(model, to_frame(arguments, tensors)), expected_of(model, request)
+        assert result["tokens"] == [row.tolist() for row in expected.tokens]
+        for own, other in zip(result["log_probs"], expected.log_probs, strict=True):
+            assert own == pytest.approx(other.tolist(), abs=1e-5)
 
 
 def test_a_model_without_media_is_given_none() -> None:

@@ -168,7 +168,9 @@ def test_what_draws_and_writes_trains_and_nothing_else(model: HunyuanImageModel)
     fixed = {name.split(".")[0] for name, param in model.trainable.named_parameters() if not param.requires_grad}
     assert fixed == {"vision_aligner"}
     assert not any(
-        param.requires_grad for part in (model.images.vision, model.images.vae) for param in part.parameters()
+        param.requires_grad
+        for part in (model.encoder.images.vision, model.encoder.images.vae)
+        for param in part.parameters()
     )
 
 

@@ -167,7 +167,7 @@ def test_the_vae_is_that_of_the_formula(model: HunyuanImageModel, plain: PlainHu
     images = torch.rand(2, 3, 64, 48, generator=torch.Generator().manual_seed(1))
     latents = model.latents_of(images)
     assert latents.shape == (2, *model.latent_shape(IMAGE))
-    decoded = torch.cat([model.images.vae.decode(one[None]) for one in latents])
+    decoded = torch.cat([model.encoder.images.vae.decode(one[None]) for one in latents])
     for row in range(2):
         close(latents[row].double(), plain.encoded(2 * images[row] - 1))
         close(decoded[row].double(), plain.decoded(latents[row]))

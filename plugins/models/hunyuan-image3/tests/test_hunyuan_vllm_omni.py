@@ -165,4 +165,4 @@ def test_the_vae_is_that_of_vllm_omni(model: HunyuanImageModel, image: Tensor, t
     with torch.no_grad():
         latents = model.latents_of(image[None])
         close(latents[0], theirs["latents"])
-        close(model.images.vae.decode(latents)[0], theirs["decoded"])
+        close(model.encoder.images.vae.decode(latents)[0], theirs["decoded"])

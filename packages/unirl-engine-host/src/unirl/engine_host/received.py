@@ -74,15 +74,17 @@ def generated(
     media: Sequence[str],
     temperatures: Sequence[float],
     mask: Sequence[Sequence[bool]] | None = None,
+    options: Mapping[str, Any] | None = None,
     version: int | None = None,
 ) -> tuple[Any, Mapping[str, Any]]:
-    """The answer to `generate`: `finish_reasons`, `media` and `temperatures` per completion, and `version`;
-    concatenated tensors `tokens` and `log_probs` with their `lengths` [N], and concatenated `prompts` with
+    """The answer to `generate`: `finish_reasons`, `media` and `temperatures` per completion, `options` and
+    `version`; concatenated tensors `tokens` and `log_probs` with their `lengths` [N], and concatenated `prompts` with
     `prompt_lengths` [N].
 
     prompts, temperatures: as used by the engine's worker, not as sent to it.  media: keys computed again from the
     tensors that it used.  mask: per completion and token, False where it was not sampled, such as a tool's output;
-    sent as the tensor `mask`, bool, if there is one.  version: of the weights that the worker used, if it knows.
+    sent as the tensor `mask`, bool, if there is one.  options: that the logits were computed with, by a worker that
+    computes with any.  version: of the weights that the worker used, if it knows.
     """
     for name, rows_of in (("log-probs", log_probs), ("entries in its mask", mask)):
         for row, values in zip(tokens, rows_of, strict=True) if rows_of is not None else ():
@@ -101,6 +103,7 @@ def generated(
         "finish_reasons": list(finish_reasons),
         "media": list(media),
         "temperatures": list(temperatures),
+        "options": dict(options or {}),
         "version": version,
     }
     return answer, result

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ def received_track(
     version: int,
     conditions: Conditions | None = None,
     mask: Sequence[Tensor] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Track:
     """The track of a whole request, see `text_track`.
 
@@ -37,6 +38,7 @@ def received_track(
     tokens: per row [L_n] int64.  log_probs: per row [L_n] fp32 under softmax(logits / temperature) over all tokens;
     None if the engine cannot return them.  conditions: that they were generated with.
     mask: per row [L_n] bool, False where a token was not sampled, such as a tool's output; None if all were.
+    options: that the engine's worker computed logits with; None for one that takes none.
     """
     # Placeholders if there are none; removed again below.
     counted = [torch.zeros(len(row)) for row in tokens] if log_probs is None else log_probs
@@ -46,6 +48,7 @@ def received_track(
         tokens=tuple(tokens),
         log_probs=tuple(counted),
         truncated=tuple(truncated),
+        options=tuple((options or {}).items()),
         mask=None if mask is None else tuple(mask),
     )
     media = completion_media(model, generated.tokens, request)

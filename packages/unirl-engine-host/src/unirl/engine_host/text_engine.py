@@ -52,6 +52,7 @@ class ToTrack(Protocol):
         version: int,
         conditions: Conditions | None,
         mask: Sequence[Tensor] | None,
+        options: Mapping[str, Any],
     ) -> Track: ...
 
 
@@ -135,6 +136,7 @@ class ExternalTexts:
             version=version,
             conditions=conditions,
             mask=result["mask"].split(lengths) if "mask" in result else None,
+            options=answer["options"],
         )
 
     def _refuse_media(self, request: Request, media: Sequence[str]) -> None:

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from unirl.core.specs.spec import ModelSpec
+from unirl.core.specs.capability import Cap
+from unirl.core.specs.spec import Miniature, ModelSpec
 
 from .tiny_decoder import SPEC as DECODER
-from .tiny_decoder import WIDTH, TextNet, TinyDecoder
+from .tiny_decoder import WIDTH, TextNet, TinyDecoder, TinyDecoderConfig
 from .tiny_denoiser import CHANNELS, TEXT, TinyDenoiser
 
-__all__ = ["TinyUnified"]
+__all__ = ["SPEC", "TinyUnified", "build", "write"]
+
+WEIGHTS_FILE = "tiny-unified.safetensors"
+SPEC = replace(
+    DECODER,
+    name="tiny-unified",
+    summary="A decoder of some ten thousand weights that also draws, for trying engines and backends",
+    build=f"{__name__}:build",
+    capabilities=DECODER.capabilities | {Cap.LATENT_STAGE},
+    tracks={"text": "text", "image": "latent"},
+    tiny=Miniature(
+        write=f"{__name__}:write",
+        sampling={"height": 24, "width": 16, "max_new_tokens": 8},
+        lora_layers=8,
+        wrap_blocks=2,
+    ),
+)
 
 
 class UnifiedNet(TextNet):
@@ -42,8 +61,19 @@ class UnifiedNet(TextNet):
 class TinyUnified(TinyDecoder, TinyDenoiser):
     """A `unirl.core.roles.TextModel` and `DiffusionModel`. Its texts and its latents share the blocks."""
 
-    spec: ModelSpec = replace(DECODER, name="tiny-unified", tracks={"text": "text", "image": "latent"})
+    spec: ModelSpec = SPEC
     net_class = UnifiedNet
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
         return self.net(latents=(x, conditions["text"], sigma)).float()
+
+
+def build(config: TinyDecoderConfig, *, device: Any) -> TinyUnified:
+    model = TinyUnified(device=device)
+    model.net.load_state_dict(load_file(Path(config.path) / WEIGHTS_FILE))
+    return model
+
+
+def write(folder: Path, *, seed: int) -> None:
+    """Write random weights; same seed, same bytes."""
+    save_file(TinyUnified(seed=seed).net.state_dict(), Path(folder) / WEIGHTS_FILE)

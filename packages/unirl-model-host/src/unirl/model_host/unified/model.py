@@ -23,8 +23,9 @@ from ..lazy_weights import CheckpointValues, Pieces, empty_parameters
 from ..model_files import dtype_of
 from ..tokens.causal_lm_files import load_tokenizer
 from .config import UnifiedConfig
+from .encoder import DTYPES_OF_IMAGES, SequenceEncoder
 from .layers import Kept, PublishedModule
-from .sequence import Frozen, Sampling, SequenceOfSample, check_length, conditions_of, decoded
+from .sequence import check_length
 
 __all__ = ["SHIFT", "UnifiedModel"]
 
@@ -38,19 +39,17 @@ class _Cache(NamedTuple):
     """[B, 1] int64, what an image moves the positions of later tokens by."""
 
 
-F = TypeVar("F", bound=Frozen)
+E = TypeVar("E", bound=SequenceEncoder[Any])
 
 
-class UnifiedModel(DiffusionModel, TextModel, Generic[F]):
-    """A `unirl.core.roles.DiffusionModel` and a `unirl.core.roles.TextModel` of one sequence, which `_sequence` makes.
+class UnifiedModel(DiffusionModel, TextModel, Generic[E]):
+    """A `unirl.core.roles.DiffusionModel` and a `unirl.core.roles.TextModel` of one sequence, which its encoder makes.
 
     Its conditions are those of `Frozen.encoded`; those of an image also have `tokens`, n times [P], the sequence. None
     depends on weights that train.
     """
 
-    images: F
-    _longest: int = 2**31
-    """Positions of the checkpoint."""
+    encoder: E
 
     def __init__(
         self,
@@ -59,13 +58,14 @@ class UnifiedModel(DiffusionModel, TextModel, Generic[F]):
         folder: Path,
         files: Sequence[Path],
         make: Callable[[], PublishedModule],
+        encoder: Callable[..., E],
         rows: int,
         pieces: Pieces | None = None,
         device: torch.device,
         lazy: bool,
     ) -> None:
         """files: of the weights.  make: builds the transformer; it is called without allocating its parameters.
-        rows: of its embedding.  pieces: see `CheckpointValues`.
+        encoder: its class, see `encoder_of`.  rows: of its embedding.  pieces: see `CheckpointValues`.
 
         Raises RecipeError when the checkpoint or a setting is wrong.
         """
@@ -83,10 +83,10 @@ class UnifiedModel(DiffusionModel, TextModel, Generic[F]):
         if not lazy:
             self.transformer.to_empty(device=device)
             self._values.fill(self.transformer.state_dict(keep_vars=True))
-
-    @abstractmethod
-    def _sequence(self, inputs: Inputs, row: int, sampling: Sampling) -> SequenceOfSample:
-        """The sequence of an input, up to what is generated."""
+        dtypes = tuple(dtype_of(getattr(config, key), key=f"model.{key}", model=name) for key in DTYPES_OF_IMAGES)
+        self.encoder = encoder(
+            folder, files=files, tokenizer=self.tokenizer, batch=config.decode_batch, dtypes=dtypes, device=device
+        )
 
     @abstractmethod
     def _layout(self, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,21 +135,27 @@ class UnifiedModel(DiffusionModel, TextModel, Generic[F]):
         """
         result: list[Tensor] = []
         for row in range(inputs.num_rows):
-            tokens = self._sequence(inputs, row, sampling).tokens
+            tokens = self.encoder.sequence(inputs, row, sampling).tokens
             if not tokens:
                 raise RecipeError(f"data: prompt {inputs.texts[row]!r} has no tokens; write something.")
-            check_length(tokens, inputs.texts[row], longest=self._longest)
+            check_length(tokens, inputs.texts[row], longest=self.encoder.longest)
             result.append(torch.tensor(tokens, dtype=torch.int64))
         return result
 
     @torch.no_grad()
     def conditions(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> Mapping[str, Ragged]:
         """Those of each input's images."""
-        return self.images.encoded([self._sequence(inputs, row, sampling).blocks for row in range(inputs.num_rows)])
+        return self.encoder.images.encoded(
+            [self.encoder.sequence(inputs, row, sampling).blocks for row in range(inputs.num_rows)]
+        )
+
+    def allowed(self, tokens: Tensor, *, options: Mapping[str, Any]) -> Mapping[int, Tensor]:
+        """See `SequenceEncoder.allowed`."""
+        return self.encoder.allowed(tokens, options=options)
 
     def texts(self, tokens: Sequence[Tensor]) -> list[str]:
         """Each sample's text, without special tokens."""
-        return decoded(self.tokenizer, tokens)
+        return self.encoder.texts(tokens)
 
     def score(
         self, batch: TokenBatch, *, temperature: float, with_entropy: bool = False
@@ -230,13 +236,13 @@ class UnifiedModel(DiffusionModel, TextModel, Generic[F]):
 
     # Images.
 
-    @torch.no_grad()
+    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
+        """See `SequenceEncoder.latent_shape`."""
+        return self.encoder.latent_shape(sampling)
+
     def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
         """Conditions of each input. Raises DataError for an image that cannot be read."""
-        sequences = [self._sequence(inputs, row, sampling) for row in range(inputs.num_rows)]
-        return conditions_of(
-            sequences, texts=inputs.texts, images=self.images, longest=self._longest, device=self.device
-        )
+        return self.encoder.encode(inputs, sampling)
 
     def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
         """`num_inference_steps` steps of a uniform grid, shifted."""
@@ -249,12 +255,12 @@ class UnifiedModel(DiffusionModel, TextModel, Generic[F]):
 
     def decode(self, latents: Tensor) -> Tensor:
         """Images [N, 3, H, W] fp32 in [0, 1]. Differentiable."""
-        return self.images.decode(latents)
+        return self.encoder.decode(latents)
 
     @torch.no_grad()
     def latents_of(self, media: Tensor) -> Tensor:
         """Clean latents of images [N, 3, H, W] in [0, 1]: the mean of the VAE's posterior, normalised."""
-        return self.images.latents(2 * media.to(self.device).float() - 1)
+        return self.encoder.images.latents(2 * media.to(self.device).float() - 1)
 
     def _behind(self, contexts: Sequence[Tensor], generated: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Tokens [B, L] and their mask of sequences [P], padded on the right, each followed by the same tokens."""
@@ -266,9 +272,6 @@ class UnifiedModel(DiffusionModel, TextModel, Generic[F]):
             keep[row, len(context) : longest] = False
         tokens[:, longest:] = torch.tensor(generated)
         return tokens.to(self.device), keep.to(self.device)
-
-    def _tokenized(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext()

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import torch
 from torch import Tensor
 from unirl.core.errors import RecipeError
 from unirl.core.types.array import Ragged
@@ -25,8 +24,6 @@ __all__ = [
     "SequenceOfSample",
     "check_format",
     "check_length",
-    "conditions_of",
-    "decoded",
     "token_ids",
 ]
 
@@ -66,19 +63,6 @@ class Frozen(Protocol):
         ...
 
 
-def conditions_of(
-    sequences: Sequence[SequenceOfSample], *, texts: Sequence[str], images: Frozen, longest: int, device: Any
-) -> dict[str, Ragged]:
-    """Conditions of the images that are generated behind sequences: `tokens`, and those of `Frozen.encoded`.
-
-    texts: of the prompts, for messages.  longest: positions of the checkpoint.
-    """
-    for sequence, text in zip(sequences, texts, strict=True):
-        check_length(sequence.tokens, text, longest=longest)
-    tokens = tuple(torch.tensor(one.tokens, dtype=torch.int64, device=device) for one in sequences)
-    return {"tokens": tokens, **images.encoded([one.blocks for one in sequences])}
-
-
 def check_length(tokens: Sequence[int], text: str, *, longest: int) -> None:
     """Raise RecipeError for a sequence of more tokens than the checkpoint has positions."""
     if len(tokens) >= longest:
@@ -86,14 +70,6 @@ def check_length(tokens: Sequence[int], text: str, *, longest: int) -> None:
             f"data: prompt {text[:40]!r}... has {len(tokens)} tokens with its images and turns; the checkpoint has "
             f"{longest} positions (max_position_embeddings). Leave it out of the prompt file."
         )
-
-
-def decoded(tokenizer: Any, tokens: Sequence[Tensor]) -> list[str]:
-    """Each row's tokens [L] as text, without special tokens."""
-    rows: list[Any] = [*tokens]
-    return [
-        tokenizer.decode(row.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows
-    ]
 
 
 def token_ids(names: Mapping[str, str], vocabulary: Mapping[str, int], *, folder: Path) -> dict[str, int]:

@@ -32,6 +32,7 @@ SPEC = EngineSpec(
         Cap.TRAJECTORY_FULL,
         Cap.LOG_PROBS_GAUSSIAN,
         Cap.LOG_PROBS_TOKEN,
+        Cap.TOKEN_RULES,
         Cap.CONDITIONS,
         Cap.GUIDANCE,
         Cap.MEDIA_REFS,

@@ -62,5 +62,7 @@ def text_arguments(wanted: TextRequest, *, batch: int) -> Mapping[str, Any]:
     return {
         "config": {name: getattr(sampling, name) for name in names},
         "stop_tokens": list(wanted.stop_tokens),
+        "options": dict(wanted.options),
+        "length": wanted.length,
         "batch": batch,
     }

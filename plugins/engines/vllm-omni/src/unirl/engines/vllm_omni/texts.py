@@ -43,6 +43,8 @@ def written(decoder: TokenDecoder, asked: bytes) -> dict[str, Any]:
         prompt_tokens=tuple(torch.tensor(row.prompt) for row in each),
         stop_tokens=tuple(settings["stop_tokens"]),
         seeds=tuple(arguments["seeds"]),
+        options=tuple(settings["options"].items()),
+        length=settings["length"],
     )
     conditions, parts, start = _conditions(each, device=decoder.device), list[GeneratedText](), 0
     for piece in wanted.chunks(settings["batch"]):
@@ -57,16 +59,20 @@ def written(decoder: TokenDecoder, asked: bytes) -> dict[str, Any]:
         "prompts": [tokens.tolist() for tokens in result.prompt_tokens],
         "media": [keys[id(row.media)] for row in each],
         "temperatures": [result.temperature] * len(each),
+        "options": dict(result.options),
+        "mask": None if result.mask is None else [own.tolist() for own in result.mask],
     }
 
 
 def _conditions(each: Sequence[Row], *, device: Any) -> Conditions | None:
-    """The media of the rows, each once; None for a model that reads none."""
+    """The media of the rows, each once; a row without has none of what the others have. None where no row has any."""
     distinct: dict[int, Mapping[str, Any]] = {id(row.media): row.media for row in each}
     places, media = list(distinct), list(distinct.values())
-    if not any(media):
+    shown = next(filter(None, media), None)
+    if shown is None:
         return None
+    nothing = {name: value[:0] for name, value in shown.items()}
     return Conditions(
-        values={name: tuple(own[name].to(device) for own in media) for name in media[0]},
+        values={name: tuple((own or nothing)[name].to(device) for own in media) for name in shown},
         index=torch.tensor([places.index(id(row.media)) for row in each]),
     )

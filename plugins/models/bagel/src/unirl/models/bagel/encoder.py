@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from unirl.core.errors import RecipeError
-from unirl.core.types.array import Ragged
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.model_host.model_files import read_json
-from unirl.model_host.unified.sequence import Sampling, check_format, conditions_of, token_ids
+from unirl.model_host.unified.encoder import SequenceEncoder
+from unirl.model_host.unified.sequence import Sampling, check_format, token_ids
 
 from .checkpoint import CONFIG, LANGUAGE, Sizes
 from .config import ImageOptions, TextOptions, image_sizes
@@ -28,14 +27,8 @@ __all__ = ["Encoder"]
 _NAMES = {"start": "im_start", "end": "im_end", "image_start": "vision_start", "image_end": "vision_end"}
 
 
-class Encoder:
-    """Tokenizer, ViT and VAE of a checkpoint. Nothing that it makes depends on weights that train."""
-
-    tokenizer: Any
-    marks: Marks
-    images: Images
-    longest: int
-    """Positions of the checkpoint."""
+class Encoder(SequenceEncoder[Images]):
+    """See `SequenceEncoder`; its conditions are those of `BagelModel`."""
 
     def __init__(
         self,
@@ -50,12 +43,10 @@ class Encoder:
     ) -> None:
         """Arguments as of `Images`. Raises RecipeError, key `model.path`, for a checkpoint that is not whole."""
         settings, names = read_json(folder / CONFIG), {key: f"<|{name}|>" for key, name in _NAMES.items()}
-        self.tokenizer, self._device, self._sizes = tokenizer, device, sizes
         ids = token_ids(names, tokenizer.get_vocab(), folder=folder)
         self.marks = Marks(**ids, latent=sizes.vocab, feature=sizes.vocab + 1)
-        self.longest = read_json(folder / LANGUAGE).get("max_position_embeddings", 2**31)
-        self._image_sizes = image_sizes(settings)
-        self.images = Images(
+        self._sizes, self._image_sizes = sizes, image_sizes(settings)
+        images = Images(
             folder,
             files=files,
             sizes=sizes,
@@ -65,6 +56,8 @@ class Encoder:
             dtypes=dtypes,
             device=device,
         )
+        longest: int = read_json(folder / LANGUAGE).get("max_position_embeddings", 2**31)
+        super().__init__(images=images, tokenizer=tokenizer, longest=longest, dtypes=dtypes, device=device)
 
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """[p p C, H / 16, W / 16]. Raises RecipeError, with the nearest size that fits, for any other."""
@@ -72,23 +65,11 @@ class Encoder:
             raise RecipeError(str(reason.under("sampling")))
         return (self._sizes.latent, *self._image_sizes.latent(sampling))
 
-    @torch.no_grad()
-    def encode(self, inputs: Inputs, sampling: LatentSamplingConfig) -> dict[str, Ragged]:
-        """Conditions of each input, as of `BagelModel`."""
-        sequences = [self.sequence(inputs, row, sampling) for row in range(inputs.num_rows)]
-        return conditions_of(
-            sequences, texts=inputs.texts, images=self.images, longest=self.longest, device=self._device
-        )
-
-    def decode(self, latents: Tensor) -> Tensor:
-        """Images [N, 3, H, W] fp32 in [0, 1]."""
-        return self.images.decode(latents)
-
     def sequence(self, inputs: Inputs, row: int, sampling: Sampling) -> Context:
         """The sequence of an input, up to what is generated. Raises RecipeError for settings that the format does not
         have."""
         text, turns = inputs.texts[row], () if inputs.turns is None else inputs.turns[row]
-        context = Context(marks=self.marks, tokenize=self._tokenized, sizes=self.images.tokens)
+        context = Context(marks=self.marks, tokenize=self.tokenized, sizes=self.images.tokens)
         with_latents, chat = True, True
         is_text = isinstance(sampling, TextSamplingConfig)
         if is_text:
@@ -103,11 +84,8 @@ class Encoder:
         if chat:
             context.add_text(text)
         else:
-            context.tokens += self._tokenized(text)
+            context.tokens += self.tokenized(text)
         context.add_turns(turns, with_latents=with_latents)
         if is_text and chat:
             context.tokens.append(self.marks.start)
         return context
-
-    def _tokenized(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -6,24 +6,21 @@ Source: BAGEL, arXiv 2505.14683, and its published inference code.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.types.inputs import Inputs
-from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.model_host.lazy_weights import weight_files
-from unirl.model_host.model_files import dtype_of
 from unirl.model_host.unified.model import UnifiedModel
-from unirl.model_host.unified.sequence import Sampling
 
 from .checkpoint import WEIGHTS, find, sizes_of
 from .config import BagelConfig
 from .encoder import Encoder
-from .images import NAMES, Images
+from .images import NAMES
 from .module import Bagel
 from .plugin import SPEC
-from .sequence import Context, layout
+from .sequence import layout
 from .vision import grid_places
 
 __all__ = ["BagelModel", "build"]
@@ -34,7 +31,7 @@ def build(config: BagelConfig, *, device: Any, lazy: bool = False) -> BagelModel
     return BagelModel(config, device=torch.device(device), lazy=lazy)
 
 
-class BagelModel(UnifiedModel[Images]):
+class BagelModel(UnifiedModel[Encoder]):
     """Both tracks read one sequence: the system prompt, source images, the prompt's text, the turns. Numbers of the
     vocabulary's size and above in its tokens stand for VAE latents and ViT features.
 
@@ -45,29 +42,21 @@ class BagelModel(UnifiedModel[Images]):
     """
 
     spec = SPEC
-    images: Images
 
     def __init__(self, config: BagelConfig, *, device: torch.device, lazy: bool) -> None:
         folder = find(config.path, revision=config.revision)
         self.sizes = sizes_of(folder)
-        files, rows = weight_files(folder, WEIGHTS), self.sizes.vocab
         super().__init__(
-            config, folder=folder, files=files, make=lambda: Bagel(self.sizes), rows=rows, device=device, lazy=lazy
-        )
-        vision, vae = (
-            dtype_of(getattr(config, key), key=f"model.{key}", model=self.spec.name)
-            for key in ("vision_dtype", "vae_dtype")
-        )
-        self._encoder = Encoder(
-            folder,
-            files=files,
-            sizes=self.sizes,
-            tokenizer=self.tokenizer,
-            batch=config.decode_batch,
-            dtypes=(vision, vae),
+            config,
+            folder=folder,
+            files=weight_files(folder, WEIGHTS),
+            make=lambda: Bagel(self.sizes),
+            encoder=partial(Encoder, sizes=self.sizes),
+            rows=self.sizes.vocab,
             device=device,
+            lazy=lazy,
         )
-        self.images, self.marks, self._longest = self._encoder.images, self._encoder.marks, self._encoder.longest
+        self.marks = self.encoder.marks
 
     # Text.
 
@@ -115,14 +104,7 @@ class BagelModel(UnifiedModel[Images]):
             )
         return output.float().view(rows, count, -1).transpose(1, 2).reshape(x.shape)
 
-    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
-        """[p p C, H / 16, W / 16]. Raises RecipeError, with the nearest size that fits, for any other."""
-        return self._encoder.latent_shape(sampling)
-
     # Sequences.
-
-    def _sequence(self, inputs: Inputs, row: int, sampling: Sampling) -> Context:
-        return self._encoder.sequence(inputs, row, sampling)
 
     def _layout(self, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
         return layout(tokens, keep, marks=self.marks)

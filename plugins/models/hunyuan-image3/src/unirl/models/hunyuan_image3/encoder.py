@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.core.errors import RecipeError
-from unirl.core.types.array import Ragged
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.model_host.model_files import read_json
-from unirl.model_host.unified.sequence import Sampling, check_format, conditions_of, token_ids
+from unirl.model_host.unified.encoder import SequenceEncoder
+from unirl.model_host.unified.sequence import Sampling, check_format, token_ids
 
 from .checkpoint import CONFIG, Sizes, has_template
 from .config import ImageOptions, TextOptions, resolutions
@@ -27,14 +27,8 @@ from .sequence import NAMES, Context, Marks, moves
 __all__ = ["Encoder"]
 
 
-class Encoder:
-    """Tokenizer, ViT and VAE of a checkpoint. Nothing that it makes depends on weights that train."""
-
-    marks: Marks
-    stand: Stand
-    images: Images
-    longest: int
-    """Positions of the checkpoint."""
+class Encoder(SequenceEncoder[Images]):
+    """See `SequenceEncoder`; its conditions are those of `HunyuanImageModel`."""
 
     def __init__(
         self,
@@ -49,17 +43,15 @@ class Encoder:
     ) -> None:
         """Arguments as of `Images`. Raises RecipeError, key `model.path`, for a checkpoint that is not whole."""
         settings, vocabulary = read_json(folder / CONFIG), tokenizer.get_vocab()
-        self._tokenizer, self._device, self._sizes = tokenizer, device, sizes
-        self._resolutions = resolutions(settings, vocabulary)
+        self._sizes, self._resolutions = sizes, resolutions(settings, vocabulary)
         ratios = [f"<img_ratio_{number}>" for number in range(len(self._resolutions.sizes))]
         names = {**NAMES, "size": f"<img_size_{self._resolutions.base}>"}
         names |= {key: getattr(tokenizer, f"{kind}_token") for key, kind in (("start", "bos"), ("end", "eos"))}
         ids = token_ids({**names, **{name: name for name in ratios}}, vocabulary, folder=folder)
         self.marks = Marks(**{name: ids[name] for name in names}, ratios=tuple(ids[name] for name in ratios))
         self.stand = Stand(sizes.vocab)
-        self.longest = settings.get("max_position_embeddings", 2**31)
         self._has_roles = has_template(folder)
-        self.images = Images(
+        images = Images(
             settings,
             folder=folder,
             files=files,
@@ -68,6 +60,8 @@ class Encoder:
             dtypes=dtypes,
             device=device,
         )
+        longest: int = settings.get("max_position_embeddings", 2**31)
+        super().__init__(images=images, tokenizer=tokenizer, longest=longest, dtypes=dtypes, device=device)
 
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """[C, H / 16, W / 16]. Raises RecipeError for a size without a token of its ratio."""
@@ -75,17 +69,12 @@ class Encoder:
             raise RecipeError(str(reason.under("sampling")))
         return (self._sizes.latent, *(side // self._resolutions.unit for side in (sampling.height, sampling.width)))
 
-    @torch.no_grad()
-    def encode(self, inputs: Inputs, sampling: LatentSamplingConfig) -> dict[str, Ragged]:
-        """Conditions of each input, as of `HunyuanImageModel`."""
-        sequences = [self.sequence(inputs, row, sampling) for row in range(inputs.num_rows)]
-        return conditions_of(
-            sequences, texts=inputs.texts, images=self.images, longest=self.longest, device=self._device
-        )
-
-    def decode(self, latents: Tensor) -> Tensor:
-        """Images [N, 3, H, W] fp32 in [0, 1]."""
-        return self.images.decode(latents)
+    def allowed(self, tokens: Tensor, *, options: Mapping[str, Any]) -> Mapping[int, Tensor]:
+        """Where a text begins with a tag, a recaption follows the end of a thought."""
+        if not options["begin"]:
+            return {}
+        ends: list[int] = (tokens == self.marks.think_end).nonzero()[:, 0].tolist()
+        return {end + 1: torch.tensor([self.marks.recaption]) for end in ends}
 
     def sequence(self, inputs: Inputs, row: int, sampling: Sampling) -> Context:
         """The sequence of an input, up to what is generated. Raises RecipeError for settings that the format does not
@@ -101,7 +90,7 @@ class Encoder:
         context = Context(
             marks=marks,
             stand=self.stand,
-            tokenize=self._tokenized,
+            tokenize=self.tokenized,
             sizes=self.images.tokens,
             has_roles=self._has_roles and chat,
             begin={"think": [marks.think], "recaption": [marks.recaption]}.get(options.begin, []),
@@ -111,7 +100,7 @@ class Encoder:
         context.turn_to("User")
         for ref in inputs.media[row]:
             context.add_image(ref)
-        context.tokens += self._tokenized(text)
+        context.tokens += self.tokenized(text)
         if isinstance(options, ImageOptions) and not text:
             context.tokens += [marks.cfg] * options.cfg_tokens
         context.add_turns(turns)
@@ -140,9 +129,6 @@ class Encoder:
                 own += [moves(*grid, grid[0] * grid[1]), moves(*features, self.images.features)]
             moved.append(own)
         return tuple(latents), moved
-
-    def _tokenized(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def _pairs(sizes: Tensor) -> Sequence[tuple[int, int]]:

@@ -33,6 +33,7 @@ SPEC = ModelSpec(
         "image": "unirl.models.hunyuan_image3.config:ImageOptions",
     },
     bridged_options=frozenset({"vllm-omni"}),
+    bridged_texts=frozenset({"vllm-omni"}),
     token_options=frozenset({"text"}),
     restricts=frozenset({"text"}),
     trainable="transformer",

@@ -12,63 +12,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from unirl.model_host.unified.engine_bridge import UnifiedBridge
 
 from ..vision import grid_places
+from .decoder import BagelDecoder, naive_cache, precision
 from .fused_layers import FUSED
-from .prefix import CONDITIONS, filled, naive_cache, precision
-from .vllm_omni_texts import BagelDecoder
-
-if TYPE_CHECKING:
-    from unirl.core.types.array import Ragged
-    from unirl.core.types.inputs import Inputs
-    from unirl.core.types.sampling import LatentSamplingConfig
 
 __all__ = ["BRIDGE", "BagelInVllmOmni"]
 
 
-class BagelInVllmOmni:
+class BagelInVllmOmni(UnifiedBridge):
     pipeline = f"{__name__}:BagelPipeline"
     architecture = "BagelPipeline"
     module = "bagel"
     fused = FUSED
 
-    def unfit(self, model: Any) -> str:
-        return ""
-
-    def checkpoint(self, model: Any, path: str) -> Path:
+    def check_layout(self, path: str) -> Path:
         from ..checkpoint import find
 
-        return find(path) if path else model.folder
+        return find(path)
 
-    def settings(self, model: Any) -> dict[str, Any]:
-        dtypes = {
-            "vision_dtype": model.images.vision.vit_model.vision_model.post_layernorm.weight.dtype,
-            "vae_dtype": model.images.vae.dtype,
-        }
-        return {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()}
-
-    def latent_shape(self, pipeline: Any, sampling: LatentSamplingConfig) -> tuple[int, ...]:
-        return pipeline.unirl_encoder.latent_shape(sampling)
-
-    def encode_sequence(self, pipeline: Any, inputs: Inputs, sampling: LatentSamplingConfig) -> dict[str, Ragged]:
-        return pipeline.unirl_encoder.encode(inputs, sampling)
-
-    @torch.no_grad()
-    def prefilled(self, pipeline: Any, conditions: Mapping[str, Any]) -> dict[str, Ragged]:
-        """`keys` and `values` n times [layers, P, kv heads, head], and `position` [n], that of the image."""
-        rows = [
-            filled(pipeline, dict(zip(CONDITIONS, row, strict=True)))
-            for row in zip(*(conditions[name] for name in CONDITIONS), strict=True)
-        ]
-        return {
-            "keys": tuple(row.keys for row in rows),
-            "values": tuple(row.values for row in rows),
-            "position": torch.tensor([row.position for row in rows], device=pipeline.device),
-        }
+    def decoder(self, pipeline: Any) -> BagelDecoder:
+        return BagelDecoder(pipeline)
 
     def velocity(self, pipeline: Any, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
         rows, _, height, width = x.shape
@@ -89,15 +58,6 @@ class BagelInVllmOmni:
                 past_key_values=_joined(conditions["keys"], conditions["values"]),
             )
         return output.float().view(rows, count, -1).transpose(1, 2).reshape(x.shape).contiguous()
-
-    def decode(self, pipeline: Any, latents: Tensor) -> Tensor:
-        return pipeline.unirl_encoder.decode(latents)
-
-    def decoder(self, pipeline: Any) -> BagelDecoder:
-        return BagelDecoder(pipeline)
-
-    def max_model_len(self, pipeline: Any) -> int:
-        return pipeline.unirl_encoder.longest
 
 
 BRIDGE = BagelInVllmOmni()

@@ -8,6 +8,7 @@ Runs in the engine's environment.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,9 +17,9 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from unirl.model_host.lazy_weights import default_dtype, weight_files
+from unirl.model_host.lazy_weights import weight_files
 from unirl.model_host.model_files import read_json
-from unirl.model_host.tokens.causal_lm_files import load_tokenizer
+from unirl.model_host.unified.engine_bridge import check_engine, encoder_in_engine
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm.transformers_utils.configs.bagel import BagelConfig
 from vllm_omni.diffusion.distributed.utils import get_local_device
@@ -45,12 +46,15 @@ class BagelPipeline(nn.Module):
     def __init__(self, *, od_config: Any, prefix: str = "") -> None:
         """Raises RuntimeError for a release and for ranks that the bridge does not support."""
         super().__init__()
-        _check(od_config)
+        ranks = od_config.parallel_config.tensor_parallel_size
+        check_engine("BAGEL", engine="vLLM-Omni", release=version("vllm-omni"), least=(0, 32), ranks=ranks)
         self.od_config, self.device = od_config, get_local_device()
         folder = Path(self.unirl_folder)
         self.unirl_sizes = sizes = sizes_of(folder)
         self._files = weight_files(folder, WEIGHTS)
-        self.unirl_encoder = _encoder(folder, self._files, sizes, self.unirl_settings, device=self.device)
+        self.unirl_encoder = encoder_in_engine(
+            partial(Encoder, sizes=sizes), folder, self._files, settings=self.unirl_settings, device=self.device
+        )
         stock.torch = _TorchIn(od_config.dtype)
         config = stock.Qwen2MoTConfig(**{**read_json(folder / LANGUAGE), "tie_word_embeddings": False})
         language = stock.Qwen2MoTForCausalLM(config)
@@ -89,34 +93,6 @@ class BagelPipeline(nn.Module):
                 load(held[own], value, *(() if shard is None else (shard,)))
             result.add(f"bagel.{own}")
         return result
-
-
-def _check(od_config: Any) -> None:
-    release, ranks = version("vllm-omni"), od_config.parallel_config.tensor_parallel_size
-    if release.startswith("0.30."):
-        raise RuntimeError(f"engine.release: got vLLM-Omni {release}, expected 0.32 for BAGEL. Leave it empty.")
-    if ranks > 1:
-        raise RuntimeError(
-            f"engine.tensor_parallel: got {ranks}, expected 1 for BAGEL, whose weights are not split over ranks here."
-        )
-
-
-def _encoder(
-    folder: Path, files: Sequence[Path], sizes: Sizes, settings: Mapping[str, str], *, device: torch.device
-) -> Encoder:
-    vision, vae = (getattr(torch, settings[name]) for name in ("vision_dtype", "vae_dtype"))
-    # vLLM-Omni makes pipelines with the engine's dtype as torch's default.
-    with default_dtype(torch.float32):
-        return Encoder(
-            folder,
-            files=files,
-            sizes=sizes,
-            tokenizer=load_tokenizer(folder),
-            # One image at a time bounds the memory.
-            batch=1,
-            dtypes=(vision, vae),
-            device=device,
-        )
 
 
 class _TorchIn(ModuleType):

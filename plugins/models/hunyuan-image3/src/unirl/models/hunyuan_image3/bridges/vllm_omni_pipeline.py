@@ -8,16 +8,17 @@ Runs in the engine's environment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from unirl.model_host.lazy_weights import CheckpointValues, default_dtype, empty_parameters, weight_files
+from unirl.model_host.lazy_weights import CheckpointValues, empty_parameters, weight_files
 from unirl.model_host.model_files import read_json
-from unirl.model_host.tokens.causal_lm_files import load_tokenizer
+from unirl.model_host.unified.engine_bridge import check_engine, encoder_in_engine
 from vllm.config.vllm import get_current_vllm_config
 from vllm.model_executor.layers.linear import ColumnParallelLinear
 from vllm.platforms import current_platform
@@ -45,7 +46,8 @@ class HunyuanPipeline(nn.Module):
     def __init__(self, *, od_config: Any, prefix: str = "") -> None:
         """Raises RuntimeError for a release and for ranks that the bridge does not support."""
         super().__init__()
-        _check(od_config)
+        ranks = od_config.parallel_config.tensor_parallel_size
+        check_engine("HunyuanImage-3.0", engine="vLLM-Omni", release=version("vllm-omni"), least=(0, 32), ranks=ranks)
         self.od_config, self.device, self.vllm_config = od_config, get_local_device(), get_current_vllm_config()
         if not current_platform.is_cpu():
             # Other kernels of experts rearrange the weights, which are then neither written nor compared by name.
@@ -53,7 +55,9 @@ class HunyuanPipeline(nn.Module):
         folder = Path(self.unirl_folder)
         self.unirl_sizes = sizes = sizes_of(folder)
         files = weight_files(folder, WEIGHTS)
-        self.unirl_encoder = _encoder(folder, files, sizes, self.unirl_settings, device=self.device)
+        self.unirl_encoder = encoder_in_engine(
+            partial(Encoder, sizes=sizes), folder, files, settings=self.unirl_settings, device=self.device
+        )
         settings = read_json(folder / CONFIG)
         self.transformer = _transformer(settings, sizes)
         with empty_parameters(od_config.dtype):
@@ -70,37 +74,6 @@ def _published(name: str) -> str:
     for end, (own,) in FUSED.items():
         name = f"{name}.".replace(f".{end}.", f".{own}.").removesuffix(".")
     return name
-
-
-def _check(od_config: Any) -> None:
-    release, ranks = version("vllm-omni"), od_config.parallel_config.tensor_parallel_size
-    if release.startswith("0.30."):
-        raise RuntimeError(
-            f"engine.release: got vLLM-Omni {release}, expected 0.32 for HunyuanImage-3.0. Leave it empty."
-        )
-    if ranks > 1:
-        raise RuntimeError(
-            f"engine.tensor_parallel: got {ranks}, expected 1 for HunyuanImage-3.0, whose experts are not split over "
-            "ranks here."
-        )
-
-
-def _encoder(
-    folder: Path, files: Sequence[Path], sizes: Sizes, settings: Mapping[str, str], *, device: torch.device
-) -> Encoder:
-    vision, vae = (getattr(torch, settings[name]) for name in ("vision_dtype", "vae_dtype"))
-    # vLLM-Omni makes pipelines with the engine's dtype as torch's default.
-    with default_dtype(torch.float32):
-        return Encoder(
-            folder,
-            files=files,
-            sizes=sizes,
-            tokenizer=load_tokenizer(folder),
-            # One image at a time bounds the memory.
-            batch=1,
-            dtypes=(vision, vae),
-            device=device,
-        )
 
 
 def _transformer(settings: Mapping[str, Any], sizes: Sizes) -> nn.Module:
