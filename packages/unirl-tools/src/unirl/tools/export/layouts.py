@@ -1,4 +1,4 @@
-"""The layouts that diffusers, transformers and peft load."""
+"""The components of a checkpoint, and a complete one in the layout that diffusers and transformers load."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 if TYPE_CHECKING:
     from unirl.core.roles import WeightUpdate
 
-__all__ = ["components_of", "is_pipeline", "write_checkpoint", "write_diffusers_adapters", "write_peft_adapters"]
+__all__ = ["INDEX", "components_of", "is_pipeline", "write_checkpoint"]
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """safetensors' names."""
@@ -43,51 +42,6 @@ def components_of(module: nn.Module, name: str, base: Path) -> dict[str, str]:
     if (base / name).is_dir():
         return {name: ""}
     return {part: f"{part}." for part, _ in module.named_children() if (base / part).is_dir()}
-
-
-def write_diffusers_adapters(
-    folder: Path, update: WeightUpdate, *, components: Mapping[str, str], dtype: torch.dtype
-) -> None:
-    """LoRA adapters for `load_lora_weights`, a file for each component that has any: `pytorch_lora_weights`, and for
-    one called `transformer_2` `pytorch_lora_weights_2`, to be loaded with `load_into_transformer_2=True`.
-
-    update: `lora` weights.  components: see `components_of`.
-    """
-    # Readers without metadata take alpha = rank, so B carries the scale.
-    scales = {name: update.adapter_scale if ".lora_B." in name else 1.0 for name in update.tensors}
-    for component, start in components.items():
-        place, suffix = cast("re.Match[str]", re.fullmatch(r"(.*?)(_\d+)?", component)).groups(default="")
-        tensors = {
-            f"{place}.{name.removeprefix(start)}": _saved(tensor * scales[name], dtype)
-            for name, tensor in update.tensors.items()
-            if name.startswith(start)
-        }
-        if tensors:
-            save_file(tensors, folder / f"pytorch_lora_weights{suffix}.safetensors", metadata={"format": "pt"})
-
-
-def write_peft_adapters(
-    folder: Path, update: WeightUpdate, *, module: nn.Module, base: str, dtype: torch.dtype
-) -> None:
-    """LoRA adapters for peft. update: `lora` weights.  module: the adapted one.  base: its checkpoint, by name."""
-    layers = {name.partition(".lora_")[0] for name in update.tensors}
-    endings = {name.rpartition(".")[2] for name in layers}
-    are_enough = {name for name, _ in module.named_modules() if name.rpartition(".")[2] in endings} == layers
-    rank = next(len(tensor) for name, tensor in update.tensors.items() if ".lora_A." in name)
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "inference_mode": True,
-        "r": rank,
-        "lora_alpha": update.adapter_scale * rank,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted(endings if are_enough else layers),
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    tensors = {f"base_model.model.{name}": _saved(tensor, dtype) for name, tensor in update.tensors.items()}
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def write_checkpoint(
@@ -121,10 +75,6 @@ def write_checkpoint(
     _copy_rest(folder, base, trained=set(components) - {""})
     if dtype is not None and "" in components:
         _set_dtype(folder / "config.json", str(dtype).removeprefix("torch."))
-
-
-def _saved(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype).contiguous()
 
 
 def _stored_dtypes(folder: Path, variant: str | None) -> dict[str, torch.dtype]:
