@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
@@ -24,8 +24,10 @@ from diffusers import (
     ZImagePipeline,
 )
 from diffusers.loaders import single_file_utils
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
+from unirl.core.errors import PluginBroken, RecipeError
 from unirl.core.roles import WeightUpdate
 from unirl.core.specs.spec import AdapterLayout, ModelSpec
 from unirl.models.flux2_klein.plugin import SPEC as FLUX2
@@ -36,9 +38,7 @@ from unirl.models.qwen_image.plugin import SPEC as QWEN_IMAGE
 from unirl.models.sd3.plugin import SPEC as SD3
 from unirl.models.wan.plugin import WAN21, WAN21_I2V
 from unirl.models.z_image.plugin import SPEC as Z_IMAGE
-from unirl.tools.export.adapters import (
-    write_named_adapters,
-)
+from unirl.tools.export.adapters import write_diffusers_adapters, write_named_adapters, write_peft_adapters
 
 SCALE, RANK = 1.5, 2
 ROUNDING = 2e-6
@@ -335,3 +335,102 @@ def test_hunyuan_video15_has_separate_projections_in_the_original_and_fused_ones
     for layout, changes in (("original", original), ("comfy", comfy), ("kohya", flat)):
         assert found[layout].keys() == changes.keys()
         check_equal(found[layout], changes)
+
+
+def output(name: str, module: Any) -> Tensor:
+    """Output of a transformer at fixed inputs."""
+    generator, settings = torch.Generator().manual_seed(2), module.config
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    inputs: dict[str, Any]
+    if name == "sd3":
+        inputs = {
+            "hidden_states": noise(2, settings.in_channels, 8, 8),
+            "encoder_hidden_states": noise(2, 20, settings.joint_attention_dim),
+            "pooled_projections": noise(2, settings.pooled_projection_dim),
+        }
+    elif name == "wan21":
+        inputs = {
+            "hidden_states": noise(2, settings.in_channels, 2, 4, 4),
+            "encoder_hidden_states": noise(2, 16, settings.text_dim),
+        }
+    else:
+        inputs = {
+            "hidden_states": noise(2, 16, settings.in_channels),
+            "encoder_hidden_states": noise(2, 8, settings.joint_attention_dim),
+            "img_ids": torch.cartesian_prod(torch.arange(1), torch.arange(4), torch.arange(4), torch.arange(1)),
+            "txt_ids": torch.cartesian_prod(torch.arange(1), torch.arange(1), torch.arange(1), torch.arange(8)),
+        }
+    level = 1000 if name != "flux2-klein" else 1
+    with torch.no_grad():
+        return module(timestep=torch.tensor([0.9, 0.3]) * level, return_dict=False, **inputs)[0]
+
+
+@pytest.mark.parametrize("name", ["sd3", "wan21", "flux2-klein"])
+def test_loaded_adapters_compute_what_merged_weights_do(
+    name: str, pipelines: Callable[[ModelSpec], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    case = BY_NAME[name]
+    folder, pipeline = pipelines(case.spec)
+    module = pipeline.transformer
+    update = adapters_of(module, case.layers)
+    comfy = written("comfy", update, tmp_path / "comfy.safetensors", spec=case.spec, module=module, base=folder)
+    shared: Any = {
+        "components": {"transformer": ""},
+        "dtype": torch.float32,
+        "metadata": {},
+    }
+    write_diffusers_adapters(tmp_path, update, **shared)
+    (tmp_path / "peft").mkdir()
+    write_peft_adapters(tmp_path / "peft", update, module=module, base="base", **shared)
+    before = output(name, module)
+    merged = type(module).from_pretrained(folder, subfolder="transformer")
+    changes = {key: value for key, value in case.convert(read(comfy, "diffusion_model.")).items() if value.any()}
+    merged.load_state_dict({key: value + changes.get(key, 0) for key, value in merged.state_dict().items()})
+    expected = output(name, merged)
+    largest = expected.abs().max()
+    assert (before - expected).abs().max() > FAR * largest
+    # SD3 is not read by diffusers in another layout than its own.
+    for file in ("pytorch_lora_weights.safetensors", *([] if name == "sd3" else ["comfy.safetensors"])):
+        pipeline.load_lora_weights(tmp_path / file)
+        assert (output(name, module) - expected).abs().max() < STEP * largest, file
+        pipeline.unload_lora_weights()
+    assert torch.equal(output(name, module), before)
+    adapted = PeftModel.from_pretrained(
+        type(module).from_pretrained(folder, subfolder="transformer"), tmp_path / "peft"
+    )
+    assert (output(name, adapted) - expected).abs().max() < STEP * largest
+
+
+def test_parts_of_a_fused_layer_without_an_adapter_stay_as_they_are(
+    pipelines: Callable[[ModelSpec], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    case = BY_NAME["sd3"]
+    folder, pipeline = pipelines(case.spec)
+    update = adapters_of(pipeline.transformer, r"transformer_blocks\.\d\.attn\.to_[qv]")
+    comfy = written("comfy", update, tmp_path / "comfy.safetensors", spec=SD3, module=pipeline.transformer, base=folder)
+    down = comfy["diffusion_model.joint_blocks.0.x_block.attn.qkv.lora_A.weight"]
+    up = comfy["diffusion_model.joint_blocks.0.x_block.attn.qkv.lora_B.weight"]
+    width = pipeline.transformer.inner_dim
+    assert down.shape == (2 * RANK, width) and up.shape == (3 * width, 2 * RANK)
+    assert not up[width : 2 * width].any()
+    check_equal(case.convert(read(comfy, "diffusion_model.")), changes_of(update))
+
+
+def test_what_a_layout_has_no_name_for_is_refused(
+    pipelines: Callable[[ModelSpec], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    folder, pipeline = pipelines(SD3)
+    module, to = pipeline.transformer, tmp_path / "out.safetensors"
+    # The original has its halves in the other order.
+    update = adapters_of(module, r"norm_out\.linear|transformer_blocks\.0\.attn\.to_q")
+    with pytest.raises(
+        RecipeError, match=r"--layout: layer 'norm_out.linear' has an adapter, but no name in layout 'k"
+    ):
+        written("kohya", update, to, spec=SD3, module=module, base=folder)
+    broken = replace(SD3, adapter_layouts={"comfy": "unirl.models.sd3.adapter_layouts:NONE"})
+    with pytest.raises(PluginBroken, match=r"model 'sd3' names '.*:NONE' for layout 'comfy'"):
+        written("comfy", update, to, spec=broken, module=module, base=folder)
+    assert list(tmp_path.iterdir()) == []
