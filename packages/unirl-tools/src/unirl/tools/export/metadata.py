@@ -58,7 +58,6 @@ def adapter_metadata(source: RunSource, base: Path, *, layout: Layout, rank: int
     """
     plan, key = source.plan, source.learner.model.key
     recipe, name = Path(plan.recipe).stem if plan.recipe.endswith(".yaml") else plan.recipe, base_name(source, base)
-    written = datetime.fromtimestamp((source.checkpoint.folder / "manifest.json").stat().st_mtime, tz=UTC)
     digests = [value for where, value in source.checkpoint.state.get("data", {}).items() if where == f"{key}.path"]
     sizes = [
         f"{stage.sampling.width}x{stage.sampling.height}"
@@ -71,8 +70,7 @@ def adapter_metadata(source: RunSource, base: Path, *, layout: Layout, rank: int
         "modelspec.architecture": f"{known[0]}/lora" if known else None,
         "modelspec.implementation": IMPLEMENTATIONS.get(layout) if is_pipeline else "transformers",
         "modelspec.title": f"{plan.run.name or recipe}, step {source.checkpoint.step}",
-        # Of the checkpoint: exported twice, a file is the same.
-        "modelspec.date": written.isoformat(timespec="seconds"),
+        "modelspec.date": _written(source.checkpoint.folder),
         "modelspec.license": base_license(base).get("license"),
         "modelspec.resolution": sizes[0] if sizes else None,
         "ss_network_dim": str(rank) if layout == "kohya" else None,
@@ -85,3 +83,13 @@ def adapter_metadata(source: RunSource, base: Path, *, layout: Layout, rank: int
         "unirl.version": version("unirl-tools"),
     }
     return {key: str(value) for key, value in entries.items() if value}
+
+
+def _written(checkpoint: Path) -> str | None:
+    """When a checkpoint was written, so that a second export gives the same file."""
+    try:
+        seconds = (checkpoint / "manifest.json").stat().st_mtime
+    except FileNotFoundError:
+        # A run that goes on has removed it since it was read.
+        return None
+    return datetime.fromtimestamp(seconds, tz=UTC).isoformat(timespec="seconds")
