@@ -241,6 +241,10 @@ READ_BY_DIFFUSERS: list[tuple[str, AdapterLayout]] = [
     ("flux2-klein", "kohya"),
     ("qwen-image", "comfy"),
     ("qwen-image", "kohya"),
+    ("qwen-image-edit", "comfy"),
+    ("qwen-image-edit", "kohya"),
+    ("qwen-image-edit-plus", "comfy"),
+    ("qwen-image-edit-plus", "kohya"),
     ("z-image", "kohya"),
 ]
 
