@@ -55,6 +55,8 @@ class Case:
     pipeline: Any
     layers: str
     """The layers of its transformer that get adapters: all that a converter knows."""
+    originals: str
+    """The layers of the original's module. Converters leave names that they do not know as they are."""
     convert: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
     """diffusers' converter of original checkpoints."""
 
@@ -77,6 +79,7 @@ CASES = [
         spec=SD3,
         pipeline=StableDiffusion3Pipeline,
         layers=r"transformer_blocks\.\d\.(attn2?\..*|ff(_context)?\..*|norm1\.linear)",
+        originals=r"joint_blocks\.\d\.(x|context)_block\.(attn2?\.(qkv|proj)|mlp\.fc[12]|adaLN_modulation\.1)",
         convert=with_zeros(single_file_utils.convert_sd3_transformer_checkpoint_to_diffusers),
     ),
     *(
@@ -84,6 +87,7 @@ CASES = [
             spec=spec,
             pipeline=pipeline,
             layers=r"blocks\.\d\..*",
+            originals=r"blocks\.\d\.((self|cross)_attn\.([qkvo]|[kv]_img)|ffn\.[02])",
             convert=single_file_utils.convert_wan_transformer_to_diffusers,
         )
         for spec, pipeline in ((WAN21, WanPipeline), (WAN21_I2V, WanImageToVideoPipeline))
@@ -92,17 +96,26 @@ CASES = [
         spec=FLUX2,
         pipeline=Flux2KleinPipeline,
         layers=r"(single_)?transformer_blocks\.\d\..*",
+        originals=r"double_blocks\.\d\.(img|txt)_(attn\.(qkv|proj)|mlp\.[02])|single_blocks\.\d\.linear[12]",
         convert=single_file_utils.convert_flux2_transformer_checkpoint_to_diffusers,
     ),
     Case(
         spec=Z_IMAGE,
         pipeline=ZImagePipeline,
         layers=r"(layers|noise_refiner|context_refiner)\.\d\..*",
+        originals=r"(layers|\w+_refiner)\.\d\.(attention\.(qkv|out)|feed_forward\.w[123]|adaLN_modulation\.0)",
         convert=single_file_utils.convert_z_image_transformer_checkpoint_to_diffusers,
     ),
     # Published with diffusers' names.
     *(
-        Case(spec=spec, pipeline=QwenImagePipeline, layers=r"transformer_blocks\.\d\..*", convert=dict)
+        Case(
+            spec=spec,
+            pipeline=QwenImagePipeline,
+            layers=r"transformer_blocks\.\d\..*",
+            originals=r"transformer_blocks\.\d\.(attn\.(to_([qkv]|out\.0|add_out)|add_[qkv]_proj)"
+            r"|(img|txt)_(mod\.1|mlp\.net\.(0\.proj|2)))",
+            convert=dict,
+        )
         for spec in (QWEN_IMAGE, EDIT, EDIT_PLUS)
     ),
 ]
@@ -213,6 +226,7 @@ def test_a_converter_of_original_checkpoints_finds_the_same_changes(
     comfy = written("comfy", update, tmp_path / "comfy.safetensors", spec=spec, module=module, base=folder)
     # ComfyUI keeps original checkpoints as they are, below this name.
     changes = read(comfy, "diffusion_model.")
+    assert [name for name in changes if not re.fullmatch(rf"({case.originals})\.weight", name)] == []
     check_equal(case.convert(dict(changes)), expected)
     if "original" in spec.adapter_layouts:
         original = written("original", update, tmp_path / "original.safetensors", spec=spec, module=module, base=folder)
@@ -284,6 +298,12 @@ def test_hunyuan_video_has_the_original_names_at_its_real_size(layers: str, tmp_
         for layout in get_args(AdapterLayout)
     }
     changes = read(files["original"])
+    names = (
+        r"(double_blocks\.0\.(img|txt)_(attn_(qkv|proj)|mlp\.fc[12]|mod\.linear)"
+        r"|single_blocks\.0\.(linear[12]|modulation\.linear)"
+        r"|txt_in\.individual_token_refiner\.blocks\.0\.(self_attn_(qkv|proj)|mlp\.fc[12]))\.weight"
+    )
+    assert [name for name in changes if not re.fullmatch(names, name)] == []
     check_equal(single_file_utils.convert_hunyuan_video_transformer_to_diffusers(dict(changes)), expected)
     assert read(files["comfy"], "diffusion_model.").keys() == changes.keys()
     flat = {name.removesuffix(".weight").replace(".", "_") for name in changes}
