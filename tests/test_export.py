@@ -8,6 +8,8 @@ import resource
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,44 @@ def test_diffusers_paints_the_runs_images_with_its_adapters(trained: Trained, ca
 
 
 @pytest.mark.slow
+def test_a_file_of_adapters_says_what_it_adapts_and_what_made_it(
+    trained: Trained, catalog: Catalog, tmp_path: Path
+) -> None:
+    run = trained("quickstart", *IMAGES, *LORA, *EMA)
+    state = json.loads((run / "checkpoints/step-000002/manifest.json").read_text())["state"]
+    expected = {
+        "format": "pt",
+        "modelspec.sai_model_spec": "1.0.1",
+        "modelspec.title": "quickstart, step 2",
+        "modelspec.resolution": "64x64",
+        "unirl.base_model": checkpoint_path().name,
+        "unirl.base_digest": state["data"]["model.path"],
+        "unirl.recipe": "quickstart",
+        "unirl.step": "2",
+        "unirl.version": version("unirl-tools"),
+    }
+    for layout, name in (
+        ("diffusers", LORA_FILE),
+        ("peft", "adapter_model.safetensors"),
+        ("comfy", "comfy.safetensors"),
+        ("kohya", "kohya.safetensors"),
+        ("original", "original.safetensors"),
+    ):
+        folder = exported(run, tmp_path / layout, catalog, layout=layout, dtype="bfloat16")
+        assert f"| layout | {layout} |" in (folder / "README.md").read_text()
+        with safe_open(folder / name, framework="pt") as file:
+            metadata = file.metadata()
+            kinds = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
+        assert {kind for key, kind in kinds.items() if not key.endswith(".alpha")} == {"BF16"}
+        assert expected.items() <= metadata.items()
+        assert datetime.fromisoformat(metadata["modelspec.date"]).tzinfo is not None
+        kohya = {key: value for key, value in metadata.items() if key.startswith("ss_")}
+        assert kohya == ({"ss_network_dim": "4", "ss_network_alpha": "4"} if layout == "kohya" else {})
+        # Which machine and folder a run was on is nobody's business.
+        assert not any("/" in value for key, value in metadata.items() if key != "modelspec.implementation")
+
+
+@pytest.mark.slow
 def test_a_merged_export_changes_the_transformer_and_the_card_alone(
     trained: Trained, catalog: Catalog, tmp_path: Path
 ) -> None:
@@ -324,6 +364,8 @@ def test_both_experts_of_a_model_are_exported(trained: Trained, catalog: Catalog
         *[f"sampling.{word}" for word in small],
     )
     adapters = exported(run, tmp_path / "adapters", catalog)
+    comfy = exported(run, tmp_path / "comfy", catalog, layout="comfy")
+    peft = exported(run, tmp_path / "peft", catalog, layout="peft")
     whole = exported(run, tmp_path / "whole", catalog, merge=True)
     with own_parts(run, catalog) as parts:
         own: Any = parts.only.model
@@ -352,6 +394,16 @@ def test_both_experts_of_a_model_are_exported(trained: Trained, catalog: Catalog
         pipeline.load_lora_weights(
             adapters, weight_name="pytorch_lora_weights_2.safetensors", load_into_transformer_2=True
         )
+        assert difference(found(pipeline), expected) < ROUNDING
+        # As ComfyUI loads them: the expert of the noisier steps is `transformer`.
+        pipeline.unload_lora_weights()
+        assert torch.equal(found(pipeline), before)
+        pipeline.load_lora_weights(comfy, weight_name="comfy_high_noise.safetensors")
+        pipeline.load_lora_weights(comfy, weight_name="comfy_low_noise.safetensors", load_into_transformer_2=True)
+        assert difference(found(pipeline), expected) < ROUNDING
+        pipeline.unload_lora_weights()
+        for name in ("transformer", "transformer_2"):
+            PeftModel.from_pretrained(getattr(pipeline, name), peft / name)
         assert difference(found(pipeline), expected) < ROUNDING
         merged: Any = WanPipeline.from_pretrained(whole)
         assert merged.config.boundary_ratio == 0.875
@@ -391,6 +443,7 @@ def test_an_export_that_cannot_be_made_gets_one_clear_error_and_leaves_nothing(
 ) -> None:
     lora, to = trained("quickstart", *IMAGES, *LORA, *EMA), tmp_path / "out"
     full = trained("quickstart-text", *TEXTS, "backend.lr=1e-3")
+    text = trained("quickstart-text", *TEXTS, *LORA)
     joint = trained("quickstart-enhancer-joint", *JOINT)
     (tmp_path / "there").mkdir()
     (tmp_path / "empty").mkdir()
@@ -405,6 +458,12 @@ def test_an_export_that_cannot_be_made_gets_one_clear_error_and_leaves_nothing(
         ([tmp_path / "cut", "--to", to], "__0_0.distcp is truncated: 1000 bytes"),
         ([lora, "--to", to, "--step", 7], "--step: got 7, expected one of 1, 2"),
         ([full, "--to", to, "--merge"], "--merge:"),
+        ([full, "--to", to, "--layout", "peft"], "--layout: got 'peft', but a complete checkpoint is written as trans"),
+        ([lora, "--to", to, "--layout", "comfy", "--merge"], "--layout: got 'comfy', but a complete checkpoint is"),
+        (
+            [text, "--to", to, "--layout", "kohya"],
+            "got 'kohya', which model 'qwen3' does not have; expected one of: peft",
+        ),
         ([full, "--to", to, "--policy", "ema"], "--policy: got 'ema', but"),
         ([full, "--to", to, "--model", "writer"], "--model: got 'writer', which the run does not train"),
         ([joint, "--to", to], "--model: got none, but the run trains writer, painter; export each by its name"),

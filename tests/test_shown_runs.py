@@ -68,7 +68,7 @@ def test_the_page_about_exports_does_what_it_says(
         assert caught.value.code == 0, f"{command}: {capsys.readouterr().err}"
         if words[0] == "export":
             exported.append(words[words.index("--to") + 1])
-    assert exported == ["shapes-lora", "sums-lora", "shapes", "sums", "shapes-average"]
+    assert exported == ["shapes-lora", "sums-lora", "shapes-comfy", "shapes", "sums", "shapes-average"]
     assert all((tmp_path / name / "README.md").is_file() for name in exported)
 
 

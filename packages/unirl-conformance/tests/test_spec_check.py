@@ -196,6 +196,7 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
         (REWARD, {"metadata": ("answer",)}, r"examples\[0\].metadata: 'answer' is missing"),
         (MODEL, {"path_key": "folder"}, "path_key: .* has no key 'folder'"),
         (MODEL, {"bridges": {"far": f"{P}:no_such"}}, "bridges\\[.far.\\]: .*no_such"),
+        (MODEL, {"adapter_layouts": {"comfy": f"{P}:no_such"}}, "adapter_layouts\\[.comfy.\\]: .*no_such"),
         (MODEL, {"parity": f"{P}:tiny"}, r"parity: .* is called as parity\(folder, prompts=, sampling=, initial=\)"),
         (
             MODEL,

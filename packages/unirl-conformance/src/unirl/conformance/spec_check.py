@@ -210,11 +210,12 @@ def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
             targets = spec.lora_targets
             if isinstance(targets, tuple) and not f".{name}".endswith(tuple(f".{target}" for target in targets)):
                 yield f"tiny.idle_layers: {name!r} is not a layer that `lora_targets` match."
-    for engine, target in spec.bridges.items():
-        try:
-            resolve(target)
-        except PluginBroken as error:
-            yield f"bridges[{engine!r}]: {error}"
+    for field, targets in (("bridges", spec.bridges), ("adapter_layouts", spec.adapter_layouts)):
+        for name, target in targets.items():
+            try:
+                resolve(target)
+            except PluginBroken as error:
+                yield f"{field}[{name!r}]: {error}"
     if spec.parity:
         given = "inputs" if spec.needs_media else "prompts"
         call = f"parity(folder, {given}=, sampling=, initial=)"

@@ -21,6 +21,8 @@ __all__ = [
     "KINDS",
     "MODEL_PARTS",
     "RESERVED_PARTS",
+    "AdapterLayout",
+    "AdapterNames",
     "AlgorithmSpec",
     "BackendSpec",
     "EngineSpec",
@@ -51,6 +53,13 @@ MODEL_PARTS: frozenset[ModelPart] = frozenset(get_args(ModelPart))
 NamesInModule: TypeAlias = tuple[str, ...] | str
 """Names, or `"module:function"` of a function that finds them in the trainable module, as a checkpoint has it. Read it
 through `unirl.core.specs.facts.names_in`."""
+AdapterLayout = Literal["comfy", "kohya", "original"]
+"""A layout of LoRA adapters besides diffusers' and peft's, see `ModelSpec.adapter_layouts`."""
+AdapterNames: TypeAlias = Mapping[str, tuple[str, ...]]
+"""Layer of a layout -> the module's layers that it consists of, in the order of its rows; mostly one.
+
+`{}` in a name stands for any text, such as the number of a block: those of the module's names are filled in, in their
+order, in that of the layout. The first entry that fits a layer counts."""
 Kind = Literal["model", "engine", "backend", "algorithm", "reward", "environment", "tracker", "launcher", "transport"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -158,6 +167,8 @@ class ModelSpec(Spec):
     """Attribute of the model that holds the trained module, such as `transformer`."""
     lora_targets: NamesInModule = ()
     """Endings of the module names that LoRA adapts by default."""
+    adapter_layouts: Mapping[AdapterLayout, str] = field(default_factory=lambda: dict[AdapterLayout, str]())
+    """Layout that `unirl export` can write this model's adapters in -> `"module:attribute"` of its `AdapterNames`."""
     wrap_blocks: NamesInModule = ()
     """Class names of the blocks that are sharded and checkpointed one by one."""
     tensor_parallel: Mapping[str, Literal["colwise", "rowwise"]] = field(

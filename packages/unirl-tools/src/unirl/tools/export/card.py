@@ -32,10 +32,10 @@ does neither."""
 
 
 def write_card(
-    folder: Path, source: TrainedModel, base: Path, *, step: int, policy: str, is_adapter: bool, is_pipeline: bool
+    folder: Path, source: TrainedModel, base: Path, *, step: int, policy: str, layout: str | None, is_pipeline: bool
 ) -> None:
     """Write README.md, and copy the license files that it refers to. base: folder of the base checkpoint.  step: of the
-    weights."""
+    weights.  layout: of adapters; None for a complete checkpoint."""
     for file in _license_files(base):
         shutil.copyfile(file, folder / file.name)
     plan, recorded = source.plan, source.recorded
@@ -44,7 +44,7 @@ def write_card(
     is_hub_id = not Path(path).expanduser().is_dir()
     stages = [stage for stage in plan.trained if stage.learner.name == source.learner.name]
     algorithms = [stage.algorithm.name for stage in stages if stage.algorithm is not None]
-    terms = base_license(base)
+    terms, is_adapter = base_license(base), layout is not None
     library = "diffusers" if is_pipeline else "peft" if is_adapter else "transformers"
     head = {
         **{key: value for key, value in terms.items() if key.startswith("license")},
@@ -60,6 +60,7 @@ def write_card(
         "license of the base": terms.get("stated", "not stated in its files" + "; see its page on the hub" * is_hub_id),
         "recipe": f"{plan.recipe} {' '.join(recorded['overrides'])}".strip(),
         "algorithm": ", ".join(algorithms),
+        **({"layout": layout} if layout else {}),
         "steps": f"{step} of {plan.run.max_steps}, {weights}",
         "trained with": ", ".join(f"{name} {number}" for name, number in recorded["dists"].items()),
         "exported with": ", ".join(

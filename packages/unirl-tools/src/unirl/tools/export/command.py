@@ -1,12 +1,16 @@
-"""`unirl export`: the weights of a run in the layout that diffusers, transformers and peft load."""
+"""`unirl export`: the weights of a run as diffusers, transformers, peft, ComfyUI or kohya's tools load them."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from unirl.core.cli.discovery import allow_code_option
+
+if TYPE_CHECKING:
+    from .adapters import Layout
 
 __all__ = ["command"]
 
@@ -29,14 +33,26 @@ __all__ = ["command"]
     type=click.Choice(["float32", "bfloat16", "float16"]),
     help="Dtype of the exported weights; by default float32 for adapters, else that of the base checkpoint.",
 )
+@click.option(
+    "--layout",
+    type=click.Choice(["diffusers", "peft", "comfy", "kohya", "original"]),
+    help="Names of the adapters' layers; by default diffusers for its pipelines, and peft for language models.",
+)
 @allow_code_option
 def command(
-    run: Path, to: Path, merge: bool, step: int | None, policy: str, model: str | None, dtype: str | None
+    run: Path,
+    to: Path,
+    merge: bool,
+    step: int | None,
+    policy: str,
+    model: str | None,
+    dtype: str | None,
+    layout: Layout | None,
 ) -> None:
     """Export a checkpoint of RUN, a run folder, with a model card.
 
-    LoRA adapters are written alone, for `load_lora_weights` of diffusers or for peft; with --merge, and after full
-    training, a complete checkpoint is written, for `from_pretrained`. Runs on the CPU.
+    LoRA adapters are written alone, for `load_lora_weights` of diffusers, for peft, or in another --layout; with
+    --merge, and after full training, a complete checkpoint is written, for `from_pretrained`. Runs on the CPU.
     """
     from unirl.core.cli.discovery import discover
 
@@ -51,6 +67,7 @@ def command(
         policy="ema" if policy == "ema" else "live",
         model=model,
         dtype=dtype,
+        layout=layout,
     )
     content = "adapters" if source.has_adapters and not merge else "a complete checkpoint"
     sys.stdout.write(f"exported  {content} of step {source.checkpoint.step}\nfolder    {to}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,10 @@ from unirl.core.errors import RecipeError
 from unirl.loop.run_folder import RECIPE_FILE
 
 from ..local_checkpoint import local_checkpoint
+from .adapters import layouts_of, rank_of, write_diffusers_adapters, write_peft_adapters
 from .card import write_card
-from .layouts import components_of, is_pipeline, open_to_readers, write_diffusers_adapters, write_peft_adapters
+from .layouts import components_of, is_pipeline, open_to_readers
+from .metadata import adapter_metadata, date_of
 from .source import TrainedModel
 
 if TYPE_CHECKING:
@@ -42,11 +45,16 @@ def write_adapters(plan: Plan, updates: Mapping[str, WeightUpdate], *, run: Path
             )
         to = folder / name if len(updates) > 1 else folder
         to.mkdir(exist_ok=True)
-        if is_pipeline(base):
-            components = components_of(update.tensors, model.spec.trainable, base)
-            write_diffusers_adapters(to, update, components=components, dtype=torch.float32)
+        layout, *_ = layouts_of(model.spec, is_pipeline=is_pipeline(base))
+        facts: dict[str, Any] = {"step": step, "layout": layout, "is_pipeline": is_pipeline(base)}
+        shared: dict[str, Any] = {
+            "components": components_of(update.tensors, model.spec.trainable, base),
+            "dtype": torch.float32,
+            "metadata": adapter_metadata(source, base, date=date_of(time.time()), rank=rank_of(update), **facts),
+        }
+        if layout == "diffusers":
+            write_diffusers_adapters(to, update, **shared)
         else:
-            write_peft_adapters(to, update, module=None, base=str(path), dtype=torch.float32)
-        facts: dict[str, Any] = {"policy": plan.eval.policy, "is_adapter": True, "is_pipeline": is_pipeline(base)}
-        write_card(to, source, base, step=step, **facts)
+            write_peft_adapters(to, update, module=None, base=str(path), **shared)
+        write_card(to, source, base, policy=plan.eval.policy, **facts)
         open_to_readers(to)

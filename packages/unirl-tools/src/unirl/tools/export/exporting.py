@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,18 +13,21 @@ from unirl.core.disk import writing
 from unirl.core.errors import CheckpointError, RecipeError, RunFolderError, UniRLError
 from unirl.model_host.model_files import check_contained
 
-from .card import write_card
-from .layouts import (
-    components_of,
-    is_pipeline,
-    open_to_readers,
-    write_checkpoint,
+from .adapters import (
+    Layout,
+    layouts_of,
+    rank_of,
     write_diffusers_adapters,
+    write_named_adapters,
     write_peft_adapters,
 )
+from .card import write_card
+from .layouts import components_of, is_pipeline, open_to_readers, write_checkpoint
+from .metadata import adapter_metadata, date_of
 from .source import RunSource, StoredModel, build_backend, build_model, open_run
 
 if TYPE_CHECKING:
+    from torch import nn
     from unirl.core.plugins.catalog import Catalog
     from unirl.core.roles import Backend, Policy, WeightUpdate
 
@@ -40,10 +44,11 @@ def export(
     policy: Policy = "live",
     model: str | None = None,
     dtype: str | None = None,
+    layout: Layout | None = None,
 ) -> RunSource:
     """Export a checkpoint of a run folder into the new folder `to`; returns what was exported.
 
-    merge, step, policy, model, dtype: the options of `unirl export`.
+    merge, step, policy, model, dtype, layout: the options of `unirl export`.
     Raises RunFolderError where `to` exists or cannot be written, CheckpointError and RecipeError as `open_run` does,
     for an option that does not fit the run, and for files of the base checkpoint that are links out of its folder.
     Whatever is raised, there is nothing at `to`.
@@ -65,6 +70,7 @@ def export(
     components = components_of(built.trainable.state_dict(), built.spec.trainable, base)
     wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
     is_adapter = source.has_adapters and not merge
+    layout = _checked(layout, source, is_pipeline=is_pipeline(base), is_adapter=is_adapter)
     backend, source = build_backend(source, built, step=step, catalog=catalog)
     try:
         update = _weights(backend, source, policy, kind="lora" if is_adapter else "merged")
@@ -76,13 +82,19 @@ def export(
                 write_checkpoint(
                     part, update, module=fresh, base=base, components=components, variant=variant, dtype=wanted
                 )
-            elif is_pipeline(base):
-                write_diffusers_adapters(part, update, components=components, dtype=wanted or torch.float32)
             else:
-                path = str(source.setting("path") or base)
-                write_peft_adapters(part, update, module=built.trainable, base=path, dtype=wanted or torch.float32)
-            facts: dict[str, Any] = {"policy": policy, "is_adapter": is_adapter, "is_pipeline": is_pipeline(base)}
-            write_card(part, source, base, step=source.checkpoint.step, **facts)
+                _write_adapters(
+                    part / to.name,
+                    update,
+                    layout,
+                    source,
+                    base=base,
+                    module=built.trainable,
+                    components=components,
+                    dtype=wanted or torch.float32,
+                )
+            facts: dict[str, Any] = {"policy": policy, "is_pipeline": is_pipeline(base)}
+            write_card(part, source, base, step=source.checkpoint.step, layout=layout if is_adapter else None, **facts)
             open_to_readers(part)
         part.rename(to)
     except (OSError, SafetensorError) as error:
@@ -91,6 +103,66 @@ def export(
         shutil.rmtree(part, ignore_errors=True)
         backend.close()
     return source
+
+
+def _checked(layout: Layout | None, source: RunSource, *, is_pipeline: bool, is_adapter: bool) -> Layout:
+    """The layout that is written. Raises RecipeError for one that these weights do not have."""
+    spec = source.learner.model.spec
+    if not is_adapter:
+        if layout not in (None, "diffusers") or (layout and not is_pipeline):
+            library = "diffusers" if is_pipeline else "transformers"
+            raise RecipeError(
+                f"--layout: got {layout!r}, but a complete checkpoint is written as {library} loads it; leave it out. "
+                "The other layouts are for adapters, of a run with backend.trains=lora exported without --merge."
+            )
+        return "diffusers"
+    layouts = layouts_of(spec, is_pipeline=is_pipeline)
+    if layout is not None and layout not in layouts:
+        raise RecipeError(
+            f"--layout: got {layout!r}, which model {spec.name!r} does not have; expected one of: {', '.join(layouts)}."
+        )
+    return layout or layouts[0]
+
+
+def _write_adapters(
+    file: Path,
+    update: WeightUpdate,
+    layout: Layout,
+    source: RunSource,
+    *,
+    base: Path,
+    module: nn.Module,
+    components: Mapping[str, str],
+    dtype: torch.dtype,
+) -> None:
+    """Write adapters. file: of a layout with a free choice of its name, without its ending."""
+    metadata = adapter_metadata(
+        source,
+        base,
+        step=source.checkpoint.step,
+        date=_written(source.checkpoint.folder),
+        layout=layout,
+        rank=rank_of(update),
+        is_pipeline=is_pipeline(base),
+    )
+    shared: dict[str, Any] = {"components": components, "dtype": dtype, "metadata": metadata}
+    if layout == "diffusers":
+        write_diffusers_adapters(file.parent, update, **shared)
+    elif layout == "peft":
+        path = str(source.setting("path") or base)
+        write_peft_adapters(file.parent, update, module=module, base=path, **shared)
+    else:
+        spec = source.learner.model.spec
+        write_named_adapters(file, update, layout=layout, spec=spec, module=module, base=base, **shared)
+
+
+def _written(checkpoint: Path) -> str | None:
+    """When a checkpoint was written, so that a second export gives the same file."""
+    try:
+        return date_of((checkpoint / "manifest.json").stat().st_mtime)
+    except FileNotFoundError:
+        # A run that goes on has removed it since it was read.
+        return None
 
 
 def _weights(backend: Backend, source: RunSource, policy: Policy, *, kind: Literal["lora", "merged"]) -> WeightUpdate:

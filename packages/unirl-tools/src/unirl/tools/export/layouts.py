@@ -1,4 +1,4 @@
-"""The layouts that diffusers, transformers and peft load."""
+"""The components of a checkpoint, and a complete one in the layout that diffusers and transformers load."""
 
 from __future__ import annotations
 
@@ -13,20 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 if TYPE_CHECKING:
     from unirl.core.roles import WeightUpdate
 
-__all__ = [
-    "components_of",
-    "is_pipeline",
-    "open_to_readers",
-    "write_checkpoint",
-    "write_diffusers_adapters",
-    "write_peft_adapters",
-]
+__all__ = ["INDEX", "components_of", "is_pipeline", "open_to_readers", "write_checkpoint"]
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """safetensors' names."""
@@ -51,55 +43,6 @@ def components_of(names: Iterable[str], trained: str, base: Path) -> dict[str, s
         return {trained: ""}
     parts = dict.fromkeys(name.partition(".")[0] for name in names)
     return {part: f"{part}." for part in parts if (base / part).is_dir()}
-
-
-def write_diffusers_adapters(
-    folder: Path, update: WeightUpdate, *, components: Mapping[str, str], dtype: torch.dtype
-) -> None:
-    """LoRA adapters for `load_lora_weights`, a file for each component that has any: `pytorch_lora_weights`, and for
-    one called `transformer_2` `pytorch_lora_weights_2`, to be loaded with `load_into_transformer_2=True`.
-
-    update: `lora` weights.  components: see `components_of`.
-    """
-    # Readers without metadata take alpha = rank, so B carries the scale.
-    scales = {name: update.adapter_scale if ".lora_B." in name else 1.0 for name in update.tensors}
-    for component, start in components.items():
-        place, suffix = cast("re.Match[str]", re.fullmatch(r"(.*?)(_\d+)?", component)).groups(default="")
-        tensors = {
-            f"{place}.{name.removeprefix(start)}": _saved(tensor * scales[name], dtype)
-            for name, tensor in update.tensors.items()
-            if name.startswith(start)
-        }
-        if tensors:
-            save_file(tensors, folder / f"pytorch_lora_weights{suffix}.safetensors", metadata={"format": "pt"})
-
-
-def write_peft_adapters(
-    folder: Path, update: WeightUpdate, *, module: nn.Module | None, base: str, dtype: torch.dtype
-) -> None:
-    """LoRA adapters for peft. update: `lora` weights.  base: its checkpoint, by name.
-
-    module: the adapted one; without it, layers are listed by their whole names.
-    """
-    layers = {name.partition(".lora_")[0] for name in update.tensors}
-    endings = {name.rpartition(".")[2] for name in layers}
-    modules = () if module is None else module.named_modules()
-    are_enough = {name for name, _ in modules if name.rpartition(".")[2] in endings} == layers
-    rank = next(len(tensor) for name, tensor in update.tensors.items() if ".lora_A." in name)
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "inference_mode": True,
-        "r": rank,
-        "lora_alpha": update.adapter_scale * rank,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted(endings if are_enough else layers),
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    tensors = {f"base_model.model.{name}": _saved(tensor, dtype) for name, tensor in update.tensors.items()}
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def write_checkpoint(
@@ -141,10 +84,6 @@ def open_to_readers(folder: Path) -> None:
         # A link has the permissions of the base checkpoint.
         if file.stat().st_nlink == 1:
             shutil.copymode(folder / "README.md", file)
-
-
-def _saved(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype).contiguous()
 
 
 def _stored_dtypes(folder: Path, variant: str | None) -> dict[str, torch.dtype]:

@@ -29,6 +29,7 @@ SPEC = ModelSpec(
         "attn.to_qkv_mlp_proj",
     ),
     optional_parts=("encode", "decode"),
+    adapter_layouts=dict.fromkeys(("comfy", "kohya", "original"), "unirl.models.flux2_klein.adapter_layouts:FLUX2"),
     wrap_blocks=("Flux2TransformerBlock", "Flux2SingleTransformerBlock"),
     tiny=Miniature(
         write="unirl.models.flux2_klein.tiny:write",

@@ -37,6 +37,9 @@ SPEC = ModelSpec(
     ),
     splits_sequence=True,
     optional_parts=("encode", "decode"),
+    adapter_layouts=dict.fromkeys(
+        ("comfy", "kohya", "original"), "unirl.models.hunyuan_video.adapter_layouts:ORIGINAL"
+    ),
     wrap_blocks=("HunyuanVideoTransformerBlock", "HunyuanVideoSingleTransformerBlock"),
     # Not attention: the norms of queries and keys are shared by all heads, and a rank would have the gradient of its
     # own heads alone.

@@ -26,6 +26,11 @@ SPEC = ModelSpec(
     lora_targets="unirl.models.hunyuan_video15.layers:attention_of_blocks",
     splits_sequence=True,
     optional_parts=("encode", "decode"),
+    adapter_layouts={
+        "comfy": "unirl.models.hunyuan_video15.adapter_layouts:FUSED",
+        "kohya": "unirl.models.hunyuan_video15.adapter_layouts:ORIGINAL",
+        "original": "unirl.models.hunyuan_video15.adapter_layouts:ORIGINAL",
+    },
     wrap_blocks=("HunyuanVideo15TransformerBlock",),
     # Not attention: the norms of queries and keys are shared by all heads, and a rank would have the gradient of its
     # own heads alone.

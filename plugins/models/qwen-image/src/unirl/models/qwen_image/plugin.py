@@ -31,6 +31,7 @@ SPEC = ModelSpec(
         "attn.to_add_out",
     ),
     optional_parts=("encode", "decode"),
+    adapter_layouts=dict.fromkeys(("comfy", "kohya"), "unirl.models.qwen_image.adapter_layouts:BLOCKS"),
     wrap_blocks=("QwenImageTransformerBlock",),
     # Not attention: the norms of queries and keys are shared by all heads, and a rank would have the gradient of its
     # own heads alone.

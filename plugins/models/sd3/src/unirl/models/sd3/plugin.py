@@ -28,6 +28,7 @@ SPEC = ModelSpec(
         "attn.to_add_out",
     ),
     optional_parts=("encode", "decode"),
+    adapter_layouts=dict.fromkeys(("comfy", "kohya", "original"), "unirl.models.sd3.adapter_layouts:MMDIT"),
     wrap_blocks=("JointTransformerBlock",),
     # The feed-forward of the image tokens: half of a block's weights. Attention counts its heads when it is made.
     tensor_parallel={

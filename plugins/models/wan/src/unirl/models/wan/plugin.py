@@ -47,6 +47,7 @@ WAN21 = ModelSpec(
     ),
     splits_sequence=True,
     optional_parts=("encode", "decode"),
+    adapter_layouts=dict.fromkeys(("comfy", "kohya", "original"), f"{_PACKAGE}.adapter_layouts:WAN"),
     wrap_blocks=("WanTransformerBlock",),
     tensor_parallel=_FEED_FORWARD,
     tiny=_TINY,

@@ -22,6 +22,10 @@ SPEC = ModelSpec(
     trainable="transformer",
     lora_targets=("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0"),
     optional_parts=("encode", "decode"),
+    adapter_layouts={
+        "comfy": "unirl.models.z_image.adapter_layouts:FUSED",
+        "kohya": "unirl.models.z_image.adapter_layouts:SPLIT",
+    },
     wrap_blocks=("ZImageTransformerBlock",),
     tensor_parallel={
         f"{blocks}.*.feed_forward.{layer}": style
