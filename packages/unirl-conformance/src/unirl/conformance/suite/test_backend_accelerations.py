@@ -6,6 +6,7 @@ from torch import Tensor
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.trainer import Training, largest_gap
 from unirl.conformance.fixtures.backend import GRADIENT, BackendCase
+from unirl.core.errors import RecipeError
 
 
 @claim("backend")
@@ -29,5 +30,11 @@ def test_settings_that_round_an_update_keep_their_bound(case: BackendCase) -> No
         assert moved > 0, "the loss has no gradient; this is a defect of the kit"
         for settings, bound in case.accelerations():
             ((key, value),) = settings.items()
-            _, result = update(training, **settings)
+            try:
+                _, result = update(training, **settings)
+            except RecipeError as error:
+                # Some are refused where they are built, such as a precision on one rank that is not wrapped.
+                if not str(error).startswith(f"backend.{key}: got"):
+                    raise
+                continue
             case.record(f"{training}, {key}={value}", largest_gap(result, expected) / moved, bound=bound)
