@@ -46,11 +46,13 @@ def source(folder: Path, plan: Plan, *events: Any, overrides: tuple[str, ...] = 
     )
 
 
-def card(folder: Path, source: RunSource, *, base: Path | None = None, is_adapter: bool = True) -> str:
+def card(folder: Path, source: RunSource, *, base: Path | None = None, layout: str | None = "diffusers") -> str:
     base = base or folder / "base"
     base.mkdir(exist_ok=True)
     (folder / "out").mkdir()
-    write_card(folder / "out", source, base, policy="live", is_adapter=is_adapter, is_pipeline=True)
+    write_card(
+        folder / "out", source, base, step=source.checkpoint.step, policy="live", layout=layout, is_pipeline=True
+    )
     return (folder / "out" / "README.md").read_text(encoding="utf-8")
 
 
@@ -143,7 +145,7 @@ def test_scores_are_shown_with_the_sampler_that_they_are_of(
 
 def test_each_stage_has_its_own_sampler(tmp_path: Path) -> None:
     plan = planned("quickstart-enhancer-joint", "+eval.sampling.image.eta=0.5", "+eval.sampling.image.kernel=cps")
-    text = card(tmp_path, source(tmp_path, plan, {**EVALUATED, "metrics": {"image/score_mean": 1.0}}), is_adapter=False)
+    text = card(tmp_path, source(tmp_path, plan, {**EVALUATED, "metrics": {"image/score_mean": 1.0}}), layout=None)
     assert "| image/kernel | cps |" in text and "| image/eta | 0.5 |" in text
     # Which the recipe gives; text is greedy otherwise.
     assert "| rewrite/temperature | 1 |" in text and "| temperature |" not in text

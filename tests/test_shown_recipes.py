@@ -47,7 +47,7 @@ def test_a_command_that_a_page_shows_is_accepted(
     write_shown(tmp_path, PAGES)
     if words[0] == "train":
         # What train begins with; training itself is in tests/test_runs.py.
-        words = ["compose", *[word for word in words[1:] if word != "--multirun"]]
+        words = ["compose", *[word for word in words[1:] if word not in ("--multirun", "--continue")]]
         words = [word.split(",")[0] if "=" in word else word for word in words]
     if words[0] == "league":
         words = [*words, "--dry-run"]

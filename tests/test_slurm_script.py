@@ -117,6 +117,10 @@ def test_a_job_that_is_signalled_is_queued_again_and_resumes(job: list[str], tmp
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End what is left of a job: its own processes are those of its session."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        # Ray takes its address out of the machine's temporary folder.
+        process.wait(60)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(10)

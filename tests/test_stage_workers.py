@@ -47,7 +47,8 @@ def test_stages_without_workers_of_their_own_share_the_others(
     workers: dict[str, int], expected: list[tuple[str, ...]]
 ) -> None:
     config = RayConfig(placement="separate", rollout_workers=2, stage_workers=workers)
-    result = [place for place in places(config, on_cuda=False, stages=["rewrite", "image"]) if place.role == "rollout"]
+    stages = {"rewrite": 1, "image": 1}
+    result = [place for place in places(config, on_cuda=False, stages=stages) if place.role == "rollout"]
     assert [place.serves for place in result] == expected
     assert [place.name for place in result] == [f"rollout-{number}" for number in range(len(expected))]
 

@@ -146,6 +146,7 @@ class Remembered:
 
     def __init__(self, images: Images) -> None:
         self._images = images
+        self.tokens = images.tokens
         self._encoded = cache(lambda blocks: images.encoded([blocks]))
 
     def encoded(self, sequences: Sequence[Sequence[Block]]) -> dict[str, Ragged]:
