@@ -7,25 +7,19 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from unirl.core.disk import free_space
 from unirl.core.errors import CheckpointError, UniRLError
 
 __all__ = ["Checkpoint", "Checkpoints"]
 
-A = TypeVar("A")
-B = TypeVar("B")
-
 MANIFEST = "manifest.json"
 FORMAT = 2
 DIGEST = "blake2b"
-MAX_THREADS = 8
-"""Files that are hashed at the same time. One thread takes about 1 GB/s, and shared file systems give a few."""
 PART, OLD, REPLACED = ".part-", ".old-", ".replaced-"
 """Beginnings of the names of folders that are being written, that are being removed, and whose place a new one takes.
 None of them is a checkpoint to a reader."""
@@ -71,10 +65,7 @@ class Checkpoints:
             self.folder.mkdir(exist_ok=True)
             (part / "backend").mkdir(parents=True)
             write(part / "backend")
-            paths = [path for path in sorted(part.rglob("*")) if path.is_file()]
-            files = {
-                str(path.relative_to(part)): fact for path, fact in zip(paths, _each(_describe, paths), strict=True)
-            }
+            files = {str(path.relative_to(part)): _describe(path) for path in sorted(part.rglob("*")) if path.is_file()}
             manifest = {"format": FORMAT, "step": step, "state": dict(state), "files": files}
             _write_synced(part / MANIFEST, json.dumps({DIGEST: _manifest_digest(manifest), **manifest}, indent=1))
             if final.exists():
@@ -194,12 +185,10 @@ def _read(folder: Path) -> Checkpoint | str:
         return f"{MANIFEST} cannot be read ({error!r})"
     if folder.name != _name(step):
         return f"{MANIFEST} is of {_name(step)}, so the folder was renamed or copied; give it that name"
-    for name in written:
+    for name, (size, digest) in written.items():
         if Path(name).is_absolute() or ".." in Path(name).parts:
             return f"{MANIFEST} names {name!r}, a file outside of the checkpoint"
-
-    def problem(name: str) -> str:
-        file, (size, digest) = folder / name, written[name]
+        file = folder / name
         try:
             if not file.is_file():
                 return f"file {name} is missing"
@@ -209,10 +198,6 @@ def _read(folder: Path) -> Checkpoint | str:
                 return f"file {name} was altered: its checksum differs from the one written"
         except OSError as error:
             return f"file {name} cannot be read ({error})"
-        return ""
-
-    if problems := [text for text in _each(problem, written) if text]:
-        return problems[0]
     return Checkpoint(folder=folder, step=step, state=cast("dict[str, Any]", state))
 
 
@@ -220,13 +205,6 @@ def _manifest_digest(manifest: Mapping[str, Any]) -> str:
     """BLAKE2b of a manifest without its digest, as JSON in the order of its keys."""
     plain = json.loads(json.dumps(manifest))
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _each(function: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    """Results in the order of the items, several at a time: reading and hashing files leaves Python's lock, and each
-    rank of a run has a file of its own."""
-    with ThreadPoolExecutor(MAX_THREADS) as threads:
-        return list(threads.map(function, items))
 
 
 def _describe(path: Path) -> dict[str, Any]:
