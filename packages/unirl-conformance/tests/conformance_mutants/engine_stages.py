@@ -17,7 +17,7 @@ from conformance_mutants.engine_copying import SPEC as COPYING
 from conformance_mutants.engine_copying import CopyingEngine
 from conformance_mutants.mutant import Mutant, builder, catalog_of, plugin, specs
 
-ONE_SET = "an-engine-that-serves-two-stages-has-one-set-of-weights-and-one-version"
+ONE_SET = "two-stages-of-an-engine-share-one-set-of-weights"
 
 
 class TwoCopies(CopyingEngine):

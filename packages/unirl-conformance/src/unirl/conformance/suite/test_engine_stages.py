@@ -16,7 +16,7 @@ from unirl.core.types.track import Track
 
 
 @claim("engine", proves=(Cap.LATENT_ROLLOUT, Cap.TEXT_ROLLOUT), track="any")
-def test_an_engine_that_serves_two_stages_has_one_set_of_weights_and_one_version(case: EngineCase) -> None:
+def test_two_stages_of_an_engine_share_one_set_of_weights(case: EngineCase) -> None:
     """Texts and images of a model are made by the same weights. Full weights, or an adapter, are sent once and counted
     once; the next sample of either stage, whichever comes first, is the one that a model with these weights makes, and
     carries their version. An engine that shares its weights follows the trained module with both.

@@ -157,7 +157,7 @@ def _write_adapters(
 
 
 def _written(checkpoint: Path) -> str | None:
-    """When a checkpoint was written, so that a second export gives the same file."""
+    """When a checkpoint was written, so that a second export says the same."""
     try:
         return date_of((checkpoint / "manifest.json").stat().st_mtime)
     except FileNotFoundError:
