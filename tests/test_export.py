@@ -137,6 +137,12 @@ def velocity(transformer: Any) -> Tensor:
     )[0]
 
 
+def header(file: Path) -> dict[str, str]:
+    """The metadata of a file of weights."""
+    with safe_open(file, framework="pt") as opened:
+        return opened.metadata()
+
+
 def exported(run: Path, to: Path, catalog: Catalog, **options: Any) -> Path:
     export(run, to, catalog=catalog, **options)
     return to
@@ -500,6 +506,8 @@ def test_a_checkpoint_that_a_run_removes_during_an_export_gives_way_to_the_next(
     # safetensors writes the entries of a header in any order.
     result, other = load_file(tmp_path / "out" / LORA_FILE), load_file(expected / LORA_FILE)
     assert result.keys() == other.keys() and all(torch.equal(result[name], other[name]) for name in result)
+    assert all(result[name].dtype == other[name].dtype for name in result)
+    assert header(tmp_path / "out" / LORA_FILE) == header(expected / LORA_FILE)
     first = load_file(exported(whole, tmp_path / "first", catalog, step=1) / LORA_FILE)
     assert any(not torch.equal(first[name], other[name]) for name in other)
     new.rename(run / "next")

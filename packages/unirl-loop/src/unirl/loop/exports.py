@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from unirl.core.errors import UniRLError
+from unirl.core.errors import RunFolderError, UniRLError
 from unirl.core.observe.events import EventStream, read_events
 
 from .parts import Parts
@@ -54,7 +55,8 @@ class Exports:
             for link in [LATEST, *([BEST] if is_best else [])]:
                 _link(self._folder / link, folder.name)
         except (UniRLError, OSError) as error:
-            events.finding(f"run.export_every: step {step} was not exported: {error}", step=step, once="export")
+            key = "run.export_every" if every else "run.export_best"
+            events.finding(f"{key}: step {step} was not exported: {error}", step=step)
             return
         if is_best:
             self._best = score
@@ -81,16 +83,21 @@ class Exports:
 
 
 def _score(metrics: Mapping[str, float], plan: Plan) -> float | None:
-    """The mean held-out score of the last stage that has one."""
+    """The mean held-out score of the last stage that has one, finite."""
     names = [f"{plan.prefix(stage)}score_mean" for stage in reversed(plan.stages)]
-    return next((metrics[name] for name in names if name in metrics), None)
+    return next((metrics[name] for name in names if math.isfinite(metrics.get(name, math.nan))), None)
 
 
 def _best_so_far(file: Path, plan: Plan, *, until: int) -> float | None:
-    """The highest score of the evaluations up to this step, the first one left out: it is that of the base model."""
+    """The highest score of the evaluations up to this step, the first one left out: it is that of the base model.
+    Raises RunFolderError for a line that is not an event."""
     if not file.is_file():
         return None
-    evaluated = [event for event in read_events(file) if event.kind == "evaluated" and 0 < event.step <= until]
+    try:
+        events = read_events(file)
+    except ValueError as error:
+        raise RunFolderError(f"{error} Remove the line, or leave out run.export_best.") from error
+    evaluated = [event for event in events if event.kind == "evaluated" and 0 < event.step <= until]
     scores = [_score(event.data.get("metrics", {}), plan) for event in evaluated]
     return max((score for score in scores if score is not None), default=None)
 

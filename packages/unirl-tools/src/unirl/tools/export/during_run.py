@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from unirl.core.errors import RecipeError
+from safetensors import SafetensorError
+from unirl.core.errors import RecipeError, RunFolderError
 from unirl.loop.run_folder import RECIPE_FILE
 
 from ..local_checkpoint import local_checkpoint
@@ -30,7 +31,7 @@ def write_adapters(plan: Plan, updates: Mapping[str, WeightUpdate], *, run: Path
     """Write what `unirl export` writes of these adapters, in a folder for each model where there are several.
 
     updates, run, folder, step: see `unirl_write_adapters`.  Raises RecipeError for a model whose base checkpoint is not
-    on this machine.
+    on this machine, RunFolderError for files that cannot be written.
     """
     recorded: dict[str, Any] = json.loads((run / RECIPE_FILE).read_text(encoding="utf-8"))
     for name, update in updates.items():
@@ -52,9 +53,12 @@ def write_adapters(plan: Plan, updates: Mapping[str, WeightUpdate], *, run: Path
             "dtype": torch.float32,
             "metadata": adapter_metadata(source, base, date=date_of(time.time()), rank=rank_of(update), **facts),
         }
-        if layout == "diffusers":
-            write_diffusers_adapters(to, update, **shared)
-        else:
-            write_peft_adapters(to, update, module=None, base=str(path), **shared)
+        try:
+            if layout == "diffusers":
+                write_diffusers_adapters(to, update, **shared)
+            else:
+                write_peft_adapters(to, update, module=None, base=str(path), **shared)
+        except SafetensorError as error:
+            raise RunFolderError(f"{to} cannot be written: {error}.") from error
         write_card(to, source, base, policy=plan.eval.policy, **facts)
         open_to_readers(to)
