@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
+from unirl.core.acceleration import NARROW, Acceleration
 from unirl.core.limits import Reason, limit
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.model_host.diffusion.pipeline_config import Parts, PipelineConfig
@@ -17,6 +19,11 @@ __all__ = ["HunyuanVideoConfig", "HunyuanVideoOptions"]
 class HunyuanVideoConfig(PipelineConfig):
     decode_batch: int = limit(1, least=0)
     """Videos per VAE call; 0 decodes all at once."""
+
+    # The guidance scale is rounded at a thousand times its size, before its sine is taken.
+    accelerations: ClassVar[Mapping[str, Acceleration]] = dict.fromkeys(
+        ("dtype", "autocast"), Acceleration(scope="both", error={dtype: 2 * error for dtype, error in NARROW.items()})
+    )
 
     def sizes(self, part: Parts) -> Sizes:
         vae = part("vae")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
+from unirl.core.acceleration import NARROW, Acceleration
 from unirl.core.limits import limit
 from unirl.model_host.diffusion.pipeline_config import Parts, PipelineConfig
 from unirl.model_host.diffusion.sizes import Sizes
@@ -17,6 +20,11 @@ PATCH = 2
 @dataclass
 class QwenImageConfig(PipelineConfig):
     """The settings shared by all models in the diffusers layout."""
+
+    # The transformer rounds the timestep before its sine is taken.
+    accelerations: ClassVar[Mapping[str, Acceleration]] = dict.fromkeys(
+        ("dtype", "autocast"), Acceleration(scope="both", error={dtype: 2 * error for dtype, error in NARROW.items()})
+    )
 
     def sizes(self, part: Parts) -> Sizes:
         # A latent is the VAE's, in patches.
