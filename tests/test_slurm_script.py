@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -72,9 +74,15 @@ def steps_of(folder: Path) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_a_job_that_is_signalled_is_queued_again_and_resumes(job: list[str], tmp_path: Path) -> None:
+def test_a_job_that_is_signalled_is_queued_again_and_resumes(
+    job: list[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    # Ray notes the address of a cluster there, and others would look for this one. Paths of its sockets must be short.
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    request.addfinalizer(lambda: shutil.rmtree(folder, ignore_errors=True))
     environment = {
         **os.environ,
+        "RAY_TMPDIR": folder,
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "SLURM_JOB_ID": "7",
@@ -117,10 +125,6 @@ def test_a_job_that_is_signalled_is_queued_again_and_resumes(job: list[str], tmp
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End what is left of a job: its own processes are those of its session."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        # Ray takes its address out of the machine's temporary folder.
-        process.wait(60)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(10)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import socket
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from urllib.error import URLError
@@ -40,7 +42,7 @@ def scraped(folder: Path) -> dict[tuple[str, Labels], float]:
 
 
 @pytest.fixture
-def tracker(tmp_path: Path):
+def tracker(tmp_path: Path) -> Iterator[PrometheusTracker]:
     own = build(PrometheusConfig(port=0))
     own.start(run_info(tmp_path))
     yield own
@@ -53,10 +55,11 @@ def test_the_spec_names_a_build_and_a_config_that_exist() -> None:
     assert spec.config == f"{PrometheusConfig.__module__}:{PrometheusConfig.__qualname__}"
 
 
-def test_a_scraper_reads_the_newest_numbers(tracker: PrometheusTracker, tmp_path: Path) -> None:
+def test_a_scraper_reads_the_newest_numbers(tmp_path: Path) -> None:
+    """As a run hands them on."""
     events = EventStream()
-    trackers = Trackers({}, events)
-    trackers._trackers["prometheus"] = tracker
+    trackers = Trackers({"prometheus": build(PrometheusConfig(port=0))}, events)
+    trackers.start(run_info(tmp_path))
     for step in (1, 2):
         metrics = {"reward_mean": step / 4, "reward/shapes/colour": float("nan")}
         events.emit("step", step=step, metrics=metrics, phases={"train": 2.0 * step, "generate": 1.0}, samples=16)
@@ -64,10 +67,9 @@ def test_a_scraper_reads_the_newest_numbers(tracker: PrometheusTracker, tmp_path
     events.emit("checkpoint_saved", step=2, folder="step-2", size_bytes=1, seconds=0.5)
     event = events.emit("finding", step=2, text="look")
     series = scraped(tmp_path)
+    trackers.finish("done", step=2)
     assert series["unirl_metric", (("key", "reward_mean"),)] == 0.5
-    assert (
-        series["unirl_metric", (("key", "reward/shapes/colour"),)] != series["unirl_metric", (("key", "reward_mean"),)]
-    )
+    assert math.isnan(series["unirl_metric", (("key", "reward/shapes/colour"),)])
     assert series["unirl_metric", (("key", "eval/score_mean"),)] == 0.75
     assert series["unirl_phase_seconds", (("phase", "train"),)] == 4.0
     assert series["unirl_step", ()] == 2 and series["unirl_samples_total", ()] == 32

@@ -24,8 +24,8 @@ GROUP_WITHIN_S = 60.0
 CLOCK_S = 2.0
 """Clocks that are kept by NTP differ by milliseconds."""
 SMALL_SHARED_MEMORY = 2**30
-"""Containers have 64 MiB by default. NCCL takes about 10 MiB for each pair of ranks, Ray's object store
-`launcher.object_store_mb` and PyTorch a file for each tensor that processes share."""
+"""Containers have 64 MiB by default, less than the 512 MiB of `launcher.object_store_mb`; NCCL and carriers of weights
+need room beside it."""
 
 
 def look(address: str) -> ClusterDiagnosis:
@@ -138,9 +138,11 @@ def _group_problems(reached: Sequence[tuple[Any, Machine]]) -> list[Finding]:
         ]
         # A group that does not form ends by its own limit, and a broadcast after it by as much.
         problems: list[str] = ray.get(answers, timeout=2 * GROUP_WITHIN_S + WITHIN_S)
+        failed = [
+            f"{machine.name}: {problem}" for (_, machine), problem in zip(reached, problems, strict=True) if problem
+        ]
     except RayError as error:
-        problems = [" ".join(str(error).split())]
-    failed = [f"{machine.name}: {problem}" for (_, machine), problem in zip(reached, problems, strict=False) if problem]
+        failed = [" ".join(str(error).split())]
     if not failed:
         return []
     text = (
