@@ -88,7 +88,7 @@ def texts(
 ) -> Mutant:
     """An engine whose rollouts of text differ in `fields`, see `rollout`.
 
-    by_rules: also those by rules of the model, which have claims of their own.
+    by_rules: includes rollouts with the model's token rules, which separate claims cover.
     """
     change = rollout(**fields)
 
