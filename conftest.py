@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -66,6 +67,23 @@ def numerics_of_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip(f"not run: {problem}")
     with batch_invariant(on_cuda=False):
         yield
+
+
+@pytest.fixture(autouse=True)
+def process_groups_of_the_test() -> Iterator[None]:
+    """A test that leaves torch's default process group changes what later tests of its worker see: it fails."""
+
+    def is_initialized() -> bool:
+        dist = sys.modules.get("torch.distributed")
+        return dist is not None and dist.is_available() and dist.is_initialized()
+
+    before = is_initialized()
+    yield
+    if is_initialized() and not before:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+        pytest.fail("the test left a default process group: close the backend, or destroy the group")
 
 
 @pytest.fixture(scope="session")

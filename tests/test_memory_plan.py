@@ -377,13 +377,15 @@ def test_offloaded_blocks_are_pinned_and_copied_with_each_pass(one: MemoryPlan) 
     assert items["blocks on the device"] == 2 * size.largest_block_bytes < size.blocks_bytes
     assert items["frozen weights"] == others["frozen weights"] - size.blocks_bytes
     assert plan.flops == whole.flops and plan.processes[0].total < whole.processes[0].total
-    forwards = {"generate": 10, "old_log_probs": 2 * 5, "reference": 0, "train": 2 * 5 * 2}
+    # The first update's own forward pass gives its old log-probs.
+    forwards = {"generate": 10, "old_log_probs": 5, "reference": 0, "train": 2 * 5 * 2}
     assert plan.bus_bytes is not None
     assert vars(plan.bus_bytes) == {phase: number * size.blocks_bytes for phase, number in forwards.items()}
     for words, expected in {
         ("engine.forward_batch=50",): {**forwards, "generate": 4 * 10},
-        ("train.micro_batch_size=40",): {**forwards, "old_log_probs": 2 * 3 * 5, "train": 2 * 3 * 5 * 2},
-        ("train.replay=stacked",): {**forwards, "old_log_probs": 2, "train": 2 * 2},
+        ("train.micro_batch_size=40",): {**forwards, "old_log_probs": 3 * 5, "train": 2 * 3 * 5 * 2},
+        ("train.replay=stacked",): {**forwards, "old_log_probs": 1, "train": 2 * 2},
+        ("train.old_log_probs=replay",): {**forwards, "old_log_probs": 2 * 5},
         ("train.old_log_probs=engine",): {**forwards, "old_log_probs": 0},
         ("algorithm.kl_coef=0.1",): {**forwards, "reference": 2 * 5},
     }.items():
@@ -434,7 +436,8 @@ def test_a_graph_has_one_step_unless_the_loss_couples_them(
 
 def test_operations_follow_samples_steps_and_branches(one: MemoryPlan) -> None:
     row = 192 * one.size.flops
-    assert (one.flops.generate, one.flops.old_log_probs, one.flops.train) == (10 * row, 5 * row, 15 * row)
+    # Of two updates, the second's old log-probs are recomputed.
+    assert (one.flops.generate, one.flops.old_log_probs, one.flops.train) == (10 * row, 2.5 * row, 15 * row)
     guided = planned("quickstart", "sampling.guidance_scale=2", "algorithm.kl_coef=0.1", "backend.reference_copy=true")
     assert (guided.flops.generate, guided.flops.reference, guided.flops.train) == (20 * row, 10 * row, 30 * row)
     detached = planned("quickstart", "sampling.guidance_scale=2", "train.detach_negative=true")

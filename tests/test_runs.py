@@ -90,10 +90,16 @@ def test_the_first_update_has_ratio_one(start: Callable[..., RunResult], replay:
         assert event["metrics"]["logp_mismatch_max"] < 2e-6
 
 
+@pytest.mark.parametrize("source", ["detached", "auto"])
 @pytest.mark.parametrize("updates", [1, 2])
 @pytest.mark.parametrize("replay", ["stacked", "serial"])
-def test_detached_old_log_probs_change_no_number(
-    start: Callable[..., RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replay: str, updates: int
+def test_old_log_probs_from_the_first_updates_own_forward_pass_change_no_number(
+    start: Callable[..., RunResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    replay: str,
+    updates: int,
+    source: str,
 ) -> None:
     generate = TrainsideEngine.generate
 
@@ -107,10 +113,10 @@ def test_detached_old_log_probs_change_no_number(
     monkeypatch.setattr(TrainsideEngine, "generate", generate_off)
     settings = ["run.max_steps=2", f"train.replay={replay}", f"train.updates_per_step={updates}"]
     settings += ["backend.trains=lora", "algorithm.kl_coef=0.1", "train.micro_batch_size=3", "engine.forward_batch=5"]
-    replayed = start("replay", *settings)
-    detached = start("detached", *settings, "train.old_log_probs=detached")
-    assert_equal_bit_for_bit(tensors(replayed.folder, 2, tmp_path), tensors(detached.folder, 2, tmp_path))
-    numbers = [[event["metrics"] for event in events(folder, "step")] for folder in (replayed.folder, detached.folder)]
+    replayed = start("replay", *settings, "train.old_log_probs=replay")
+    other = start(source, *settings, f"train.old_log_probs={source}")
+    assert_equal_bit_for_bit(tensors(replayed.folder, 2, tmp_path), tensors(other.folder, 2, tmp_path))
+    numbers = [[event["metrics"] for event in events(folder, "step")] for folder in (replayed.folder, other.folder)]
     assert numbers[0] == numbers[1]
     # 5e-4, below the bound of a run, to the rounding of log-probs of order 1.
     assert all(step["logp_mismatch_max"] > 4e-4 for step in numbers[0])

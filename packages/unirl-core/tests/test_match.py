@@ -99,7 +99,7 @@ def test_an_algorithm_with_a_critic_needs_a_backend_that_keeps_one_for_either_ki
     )
     assert refusals(detached) == [
         "train.old_log_probs: got 'detached', but returns of algorithm 'ppo-like' are computed before the first update, "
-        "and may depend on old log-probs. Use replay or engine."
+        "and may depend on old log-probs. Use auto, replay or engine."
     ]
     assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents, backend=without(BACKEND, Cap.CRITIC)) == [
         "backend: algorithm 'ppo-like' needs 'critic'; backend 'plain' does not provide it."

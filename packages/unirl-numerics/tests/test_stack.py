@@ -93,7 +93,7 @@ def test_the_anchor_pass_sees_exactly_the_micro_batches_of_the_updates_and_comes
     rank = Alone(lr=0.5)
     original = rank.step
     rank.step = lambda: (seen.append(len(algorithm.anchored)), original())[1]
-    _, report = run(make_track(10), algorithm, rank=rank, updates=2, micro_batch_size=2)
+    _, report = run(make_track(10), algorithm, rank=rank, updates=2, micro_batch_size=2, old_log_probs="replay")
     assert algorithm.anchored == algorithm.trained
     assert [len(ids) for ids in algorithm.trained] == [2, 2, 1, 2, 2, 1]
     assert seen == [6, 6]
@@ -114,7 +114,8 @@ def test_detached_old_log_probs_are_those_of_the_first_updates_own_forward_passe
     # The engine's are off by 0.1, so that what is measured is more than 0.
     given = run(make_track(10))[0].replay(make_track(10)).log_probs.float() + 0.1
     result = {}
-    for source in ("replay", "detached"):
+    # After a quarter of the run `auto` is `detached`.
+    for source in ("replay", "detached", "auto"):
         algorithm = Weighted()
         forwards.clear()
         rank, report = run(
@@ -129,11 +130,21 @@ def test_detached_old_log_probs_are_those_of_the_first_updates_own_forward_passe
         ahead = first + second if source == "replay" else second
         assert forwards == ahead + first + second
         result[source] = rank.gradients, report.only
-    (expected, metrics), (gradients, found) = result.values()
-    assert all(torch.equal(one, other) for one, other in zip(expected, gradients, strict=True))
-    assert found == metrics
+    (expected, metrics), *others = result.values()
+    for gradients, found in others:
+        assert all(torch.equal(one, other) for one, other in zip(expected, gradients, strict=True))
+        assert found == metrics
     # 0.1 in fp32 log-probs of order 1.
-    assert found["logp_mismatch_mean"] == pytest.approx(0.1, abs=1e-6)
+    assert metrics["logp_mismatch_mean"] == pytest.approx(0.1, abs=1e-6)
+
+
+def test_a_run_replays_its_first_step_and_every_step_with_a_critic():
+    auto = TrainConfig(updates_per_step=4)
+    assert not auto.detaches(critic=False, progress=0.0)
+    assert auto.detaches(critic=False, progress=0.01) and not auto.detaches(critic=True, progress=0.01)
+    assert (auto.replayed_share(critic=False), auto.replayed_share(critic=True)) == (0.75, 1.0)
+    for source, share in (("replay", 1.0), ("detached", 0.75), ("engine", 0.0)):
+        assert dataclasses.replace(auto, old_log_probs=source).replayed_share(critic=False) == share
 
 
 def test_a_mismatch_seen_in_the_first_updates_own_forward_pass_ends_it_before_its_step():

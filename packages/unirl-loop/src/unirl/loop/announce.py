@@ -56,7 +56,7 @@ def predicted_costs(
         cost = latent_step_cost(
             request.params,
             latent_shape=model.latent_shape(request.params.sampling),
-            replayed_share=stage.train.replayed_share,
+            replayed_share=stage.train.replayed_share(critic=stage.needs.critic),
         )
         predicted[name] = {**vars(cost), "generate_share": cost.generate_share}
     return predicted

@@ -278,8 +278,6 @@ def build_algorithms(
     for stage in plan.trained:
         assert stage.algorithm is not None
         train = train_settings(stage)
-        # Which forward pass recomputes them is up to what calls the algorithm.
-        told = dataclasses.replace(train, old_log_probs="replay") if train.old_log_probs == "detached" else train
         returns = {} if stage.environment is None else {RETURN: float(stage.environment.config.weight)}
         credited = (child.name for child in plan.children(stage.name) if child.settings.credit != "none")
         result[stage.name] = build_part(
@@ -287,7 +285,7 @@ def build_algorithms(
             catalog,
             advantage=stage.advantage,
             reward_weights={key: weights[key] for key in stage.rewards} | returns | dict.fromkeys(credited, 1.0),
-            train=told,
+            train=train,
             seed=plan.run.seed,
             **({"score": gradient_score(plan, stage, rewards)} if stage.needs.reward == "differentiable" else {}),
         )

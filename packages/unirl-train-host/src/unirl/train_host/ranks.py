@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Literal
 
@@ -13,10 +14,29 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from unirl.core.errors import RecipeError, RunFailed
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "groups_left_on_error"]
 
 _own_group_users = 0
 """Backends of this process that use the single-process group that one of them made."""
+
+
+@contextmanager
+def groups_left_on_error() -> Iterator[None]:
+    """A group that was created inside the block is left when the block raises, as `Ranks.close` leaves it."""
+    before = _own_group_users
+    try:
+        yield
+    except BaseException:
+        _release(_own_group_users - before)
+        raise
+
+
+def _release(users: int) -> None:
+    """So many fewer users of the group that was created here; without any it is destroyed."""
+    global _own_group_users
+    _own_group_users -= users
+    if users and not _own_group_users and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class Ranks:
@@ -150,12 +170,8 @@ class Ranks:
 
     def close(self) -> None:
         """Leave the group; the last user of a group created here destroys it."""
-        global _own_group_users
-        if self._owns:
-            self._owns = False
-            _own_group_users -= 1
-            if not _own_group_users and dist.is_initialized():
-                dist.destroy_process_group()
+        _release(int(self._owns))
+        self._owns = False
 
     def _divided(self, ranks: int, by: int, key: str, of: str) -> int:
         if by < 1 or ranks % by:

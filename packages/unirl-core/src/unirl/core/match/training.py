@@ -83,7 +83,7 @@ def _old_log_probs(stage: Stage) -> Iterator[Reason]:
         yield Reason(
             key="train.old_log_probs",
             text=f"got 'detached', but returns of algorithm {stage.algorithm.name!r} are computed before the first "
-            "update, and may depend on old log-probs. Use replay or engine.",
+            "update, and may depend on old log-probs. Use auto, replay or engine.",
         )
     if stage.train.old_log_probs == "engine":
         cap = Cap.LOG_PROBS_GAUSSIAN if stage.kind == "latent" else Cap.LOG_PROBS_TOKEN

@@ -165,9 +165,8 @@ class Algorithm(Protocol):
     """Requirements on a rollout, advantages, and loss terms over it.
 
     Build: `build(config, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig,
-    seed: int)`; `train.old_log_probs` is `replay` or `engine`; seed: of the run, for noise that a loss draws. One that
-    needs differentiable rewards also takes `score: GradientScore | None`, built where training runs; None where no loss
-    is computed.
+    seed: int)`; seed: of the run, for noise that a loss draws. One that needs differentiable rewards also takes
+    `score: GradientScore | None`, built where training runs; None where no loss is computed.
 
     Inherit the role: the methods of an algorithm with a state or a critic have defaults.
 

@@ -369,10 +369,11 @@ class TrainConfig:
     packing: bool = True
     """Text: pack the samples of a micro-batch into one sequence without padding, where the model supports it. The
     numbers are the same."""
-    old_log_probs: str = one_of("replay", "detached", "engine", default="replay")
+    old_log_probs: str = one_of("auto", "replay", "detached", "engine", default="auto")
     """Source of the old log-probs: `replay` recomputes them with the training model. `detached` saves that pass for the
     first update: its old log-probs are its new ones, detached. The numbers are the same, but `ratio_max_dev_first` is 0
-    by construction. `engine` takes the engine's, where the measured log-prob mismatch allows it."""
+    by construction. `auto`: `replay` in the first step of a run, which measures that ratio, and with a critic; else
+    `detached`. `engine` takes the engine's, where the measured log-prob mismatch allows it."""
     logp_mismatch_max: float | None = limit(None, least=0)
     """Largest log-prob mismatch allowed, |engine - recomputed|. None: for latents the algorithm's clip range; for text
     0.01 nats per token in fp32, or 1 where the model, the engine or the backend computes in 16 bits."""
@@ -385,10 +386,21 @@ class TrainConfig:
         "detach_negative": Acceleration(scope="training", error=math.inf),
     }
 
-    @property
-    def replayed_share(self) -> float:
-        """Fraction of the old log-probs that are recomputed before the first update."""
-        return {"replay": 1.0, "detached": 1.0 - 1.0 / self.updates_per_step, "engine": 0.0}[self.old_log_probs]
+    def detaches(self, *, critic: bool, progress: float = 1.0) -> bool:
+        """Whether the first update's own forward pass gives its old log-probs; `auto` depends on the rest.
+
+        critic: whether the algorithm trains one.  progress: fraction of the run that is done.
+        """
+        return self.old_log_probs == "detached" or (self.old_log_probs == "auto" and not critic and progress > 0.0)
+
+    def replayed_share(self, *, critic: bool) -> float:
+        """Fraction of the old log-probs that are recomputed before the first update, in a step that is not the first.
+
+        critic: whether the algorithm trains one.
+        """
+        if self.old_log_probs == "engine":
+            return 0.0
+        return 1.0 - 1.0 / self.updates_per_step if self.detaches(critic=critic) else 1.0
 
     def is_serial(self, device: str) -> bool:
         """Whether steps are replayed one by one on a device such as `cuda:0`; `auto` counts as an accelerator."""

@@ -49,7 +49,7 @@ def train_on(
 
     Units (`Track.unit_ids`) stay whole. Those without weight are left out; a rank with fewer than others repeats its
     last one at weight 0, since all ranks must run the same forwards. Old log-probs are recomputed before the first
-    update, or with `old_log_probs=detached` those of its samples in the very forward pass that the loss differentiates;
+    update, or where `train` detaches them those of its samples in the very forward pass that the loss differentiates;
     the log-prob mismatch with the engine is measured there, and in the first update if the algorithm's old-log-prob
     pass recomputes nothing.
     jobs: the same ones on every rank. The gradient of a step is the sum of theirs, each times its weight; their losses
@@ -81,6 +81,7 @@ def train_on(
             updater=updater,
             progress=progress,
             meter=MismatchMeter(version=version),
+            is_detached=settings.detaches(critic=critic is not None, progress=progress),
         )
         for job in jobs
     ]
@@ -145,6 +146,8 @@ class _Work:
     updater: Updater
     progress: float
     meter: MismatchMeter
+    is_detached: bool
+    """Whether the first update's own forward pass gives its old log-probs."""
     _measures_first: bool = False
     tally: Tally = field(default_factory=Tally)
     first: Tally | None = None
@@ -155,19 +158,19 @@ class _Work:
 
         Checks the log-prob mismatch, if that pass replays anything.
         """
-        ahead = 1 if self._is_detached else 0
+        ahead = 1 if self.is_detached else 0
         with metered(self.forward, self.meter, job=self.job):
             self.batches[ahead:] = [
                 [_anchored(micro, self.job.algorithm, self.forward, self.updater) for micro in micros]
                 for micros in self.batches[ahead:]
             ]
-        self._measures_first = self._is_detached or not self.meter.was_called
+        self._measures_first = self.is_detached or not self.meter.was_called
         self.meter.check(self.train, self.updater)
 
     def share(self, number: int, *, measures: bool) -> _Share:
         """Its part of an update. measures: it is the first update of the policy."""
         algorithm, meter = self.job.algorithm, self.meter if measures and self._measures_first else None
-        is_detached = self._is_detached and number == 0
+        is_detached = self.is_detached and number == 0
 
         def losses(piece: Track) -> Losses:
             with metered(self.forward, meter, job=self.job):
@@ -191,10 +194,6 @@ class _Work:
         """Check the mismatch measured in the first update, before its step. Collective."""
         if self._measures_first and self.first is None:
             self.meter.check(self.train, self.updater)
-
-    @property
-    def _is_detached(self) -> bool:
-        return self.train.old_log_probs == "detached"
 
     def merge(self, tally: Tally) -> None:
         """Add the metrics of one update."""

@@ -39,9 +39,10 @@ def copied_bytes(
         sampled = sampling.num_inference_steps * size.step_forwards
     else:
         sampled = sampling.max_new_tokens
+    share = train.replayed_share(critic=stage.needs.critic) if stage.needs.log_probs != "none" else 0
     return StepTime(
         generate=math.ceil(rows / batch) * sampled * size.blocks_bytes if generates else 0,
-        old_log_probs=round(scored * forwards * train.replayed_share) if stage.needs.log_probs != "none" else 0,
+        old_log_probs=round(scored * forwards * share),
         reference=scored * forwards if stage.needs.reference == "policy" else 0,
         train=scored * (forwards + backwards),
     )

@@ -386,9 +386,10 @@ class _Counted:
         passes = 1 + (LORA_BACKWARD if self._is_lora else FULL_BACKWARD) + memory.recomputes_blocks
         # Of branches without gradient there is a forward pass.
         kept = 1 / size.step_rows if stage.train.detach_negative else 1
+        share = stage.train.replayed_share(critic=stage.needs.critic) if stage.needs.log_probs != "none" else 0
         return StepTime(
             generate=row * size.rollout_rows,
-            old_log_probs=round(scored * stage.train.replayed_share) if stage.needs.log_probs != "none" else 0,
+            old_log_probs=round(scored * share),
             reference=scored if stage.needs.reference == "policy" else 0,
             train=round(scored * (kept * passes + 1 - kept)),
         )

@@ -60,7 +60,7 @@ class BranchGrpo(StepLosses, Algorithm):
         self._config = config
         self._advantage = advantage
         self._reward_weights = reward_weights
-        self._replays = train.old_log_probs == "replay"
+        self._replays = train.old_log_probs != "engine"
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         config, weights = self._config, self._reward_weights

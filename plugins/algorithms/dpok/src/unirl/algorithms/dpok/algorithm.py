@@ -55,7 +55,7 @@ class Dpok(StepLosses, AdaptiveKl, Algorithm):
         self._config = config
         self._advantage = advantage
         self._reward_weights = reward_weights
-        self._replays_anchor = train.old_log_probs == "replay"
+        self._replays_anchor = train.old_log_probs != "engine"
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return track_advantages(track, self._advantage, reward_weights=self._reward_weights)

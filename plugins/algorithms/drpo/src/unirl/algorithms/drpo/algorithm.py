@@ -53,7 +53,7 @@ class Drpo(TokenKl, Algorithm):
         self._config = config
         self._advantage = advantage
         self._reward_weights = reward_weights
-        self._replays_anchor = train.old_log_probs == "replay"
+        self._replays_anchor = train.old_log_probs != "engine"
         self._horizon = config.horizon if config.aggregation == "seq-mean-token-sum-norm" else None
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:

@@ -73,7 +73,7 @@ class FlowGrpo(StepLosses, AdaptiveKl, Algorithm):
         # The ratio of a sequence is a mean over its steps.
         self.separates_steps = config.ratio == "step"
         self._keeps_means = config.ratio_norm or config.loss == "divergence"
-        self._replays = train.old_log_probs == "replay"
+        self._replays = train.old_log_probs != "engine"
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return track_advantages(track, self._advantage, reward_weights=self._reward_weights)

@@ -55,7 +55,7 @@ class Grpo(TokenPolicyLoss, Algorithm):
         self._config = config
         self._advantage = advantage
         self._reward_weights = reward_weights
-        self._replays_anchor = train.old_log_probs == "replay"
+        self._replays_anchor = train.old_log_probs != "engine"
         has_constant = config.aggregation == "seq-mean-token-sum-norm"
         self._horizon = float(config.horizon or config.max_length) if has_constant else None
 

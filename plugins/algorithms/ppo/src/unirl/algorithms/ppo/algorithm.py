@@ -46,7 +46,7 @@ class Ppo(TokenPolicyLoss, Algorithm):
         super().__init__(config)
         self._config = config
         self._has_kl_reward = config.kl_in_reward and config.kl_coef > 0
-        self._replays_anchor = train.old_log_probs == "replay"
+        self._replays_anchor = train.old_log_probs != "engine"
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         """Nothing yet: token advantages are computed after the old-log-prob pass, from the critic's values."""

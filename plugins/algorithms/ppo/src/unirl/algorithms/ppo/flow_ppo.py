@@ -46,7 +46,7 @@ class FlowPpo(StepLosses, AdaptiveKl, Algorithm):
     def __init__(self, config: FlowPpoConfig, *, train: TrainConfig) -> None:
         super().__init__(config)
         self._config = config
-        self._replays_anchor = train.old_log_probs == "replay"
+        self._replays_anchor = train.old_log_probs != "engine"
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         """Nothing yet: they are computed after the old-log-prob pass, from the critic's values."""

@@ -11,7 +11,7 @@ from unirl.core.errors import RecipeError
 from unirl.core.specs.check import check_config
 from unirl.core.specs.memory import GATHERED_SHARE
 from unirl.train_host.backend import ShardedBackend
-from unirl.train_host.ranks import Ranks
+from unirl.train_host.ranks import Ranks, groups_left_on_error
 from unirl.train_host.sharding import DTYPES, cast_ends, gathered_bytes, shard, split
 
 from .config import Fsdp2Config
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Fsdp2Backend", "build"]
 
 
+@groups_left_on_error()
 def build(config: Fsdp2Config, *, model: Model, train: TrainConfig, steps: int, seed: int = 0) -> Fsdp2Backend:
     """Build a backend for `model.trainable`, which is adapted, cast and wrapped in place.
 

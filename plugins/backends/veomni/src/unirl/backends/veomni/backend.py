@@ -11,6 +11,7 @@ from unirl.core.errors import RecipeError
 from unirl.core.specs.check import check_config
 from unirl.train_host.backend import ShardedBackend
 from unirl.train_host.optimizer import ADAM, FUSED_ON, Optimizer
+from unirl.train_host.ranks import groups_left_on_error
 from unirl.train_host.sharding import is_empty
 
 from . import cpu
@@ -33,6 +34,7 @@ MOMENTS = {
 """State of each optimizer for a parameter, besides its step."""
 
 
+@groups_left_on_error()
 def build(config: VeomniConfig, *, model: Model, train: TrainConfig, steps: int, seed: int = 0) -> VeomniBackend:
     """Build a backend for `model.trainable`, which is adapted, cast and wrapped in place. Imports VeOmni.
 
