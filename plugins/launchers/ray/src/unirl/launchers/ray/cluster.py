@@ -20,6 +20,7 @@ from unirl.transfer.remote_rows import RemoteRows
 from unirl.transfer.wire import packed, unpacked
 
 from .actors import Actor, Call, WorkerDied, explained, has_died
+from .address import check_answers
 from .config import RayConfig
 from .placement import Node, WorkerPlace
 from .ray_worker import CAUSE_WITHIN_S, SETTINGS, actor_class, actor_name
@@ -86,6 +87,7 @@ class Cluster:
             options["object_store_memory"] = config.object_store_mb * 2**20
             options["num_cpus"] = config.num_cpus or None
         try:
+            check_answers(options["address"])
             ray.init(namespace=self._run, **options)
         except ConnectionError as error:
             key = "launcher.address" if config.address else "RAY_ADDRESS"

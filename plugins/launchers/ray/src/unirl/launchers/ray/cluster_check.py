@@ -12,6 +12,7 @@ from typing import Any, cast
 from unirl.core.errors import PlanRejected
 from unirl.core.specs.diagnosis import ClusterDiagnosis, Finding
 
+from .address import check_answers
 from .machine_probe import Machine, Probe, installed_dists
 from .ray_worker import SETTINGS
 
@@ -38,6 +39,7 @@ def look(address: str) -> ClusterDiagnosis:
     is_ours = not ray.is_initialized()
     if is_ours:
         try:
+            check_answers(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
             raise PlanRejected(
