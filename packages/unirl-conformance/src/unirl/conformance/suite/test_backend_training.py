@@ -159,12 +159,11 @@ def test_the_first_update_has_ratio_one(case: BackendCase) -> None:
     If it fails: call `eval()` on the trained module and never `train()`; look for whatever else makes two forwards
     of one input differ, such as an old-log-prob pass on other micro-batches than the loss.
     """
+    train = TrainConfig(updates_per_step=2, micro_batch_size=2, old_log_probs="replay")
     for training in case.trainings:
         model = case.model()
         model.net.train()
-        with case.backend(
-            training, model=model, train=TrainConfig(updates_per_step=2, micro_batch_size=2), **GRADIENT
-        ) as trainer:
+        with case.backend(training, model=model, train=train, **GRADIENT) as trainer:
             algorithm = PPO()
             trainer.train(case.track(), algorithm)
         # Six rows in two updates: the first has two micro-batches.
@@ -224,15 +223,15 @@ def test_the_version_counts_optimizer_steps(case: BackendCase) -> None:
 
 @claim("backend")
 def test_the_anchor_comes_before_the_first_update(case: BackendCase) -> None:
-    """Old log-probs are computed before the first update, once per micro-batch, without gradient.
+    """`train.old_log_probs=replay`: they are computed before the first update, once per micro-batch, without gradient.
 
     If it fails: run `algorithm.anchor` under `no_grad` on the micro-batches of all updates, keep what it returns, and
     hand just these micro-batches to `algorithm.loss`, with the progress of the run.
     """
-    track = case.track()
+    track, train = case.track(), TrainConfig(updates_per_step=2, micro_batch_size=2, old_log_probs="replay")
     for training in case.trainings:
         algorithm = PPO()
-        with case.backend(training, train=TrainConfig(updates_per_step=2, micro_batch_size=2), **GRADIENT) as trainer:
+        with case.backend(training, train=train, **GRADIENT) as trainer:
             trainer.train(track, algorithm)
         phases = [call.phase for call in algorithm.calls]
         anchors = [call for call in algorithm.calls if call.phase == "old log-probs"]

@@ -12,7 +12,7 @@ from unirl.core.match.mismatch_bounds import TEXT_FP32
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import TrainConfig
 
-SERIAL = TrainConfig(replay="serial")
+SERIAL = TrainConfig(replay="serial", old_log_probs="replay")
 """Step by step over the whole rollout: the very shapes of the engine's own forwards, so that rounding is the same."""
 CACHED = 5e-5
 """In nats: half of 1e-4. A cache adds up in another order than a forward over whole completions, 1e-6 to 1e-5 in
