@@ -4,8 +4,9 @@
 
 The shipped BAGEL draws a caption, but its critiques do not depend on the drawing, and it redraws too many of the
 drawings that are called right. Here it learns to say what a drawing shows and whether that is right ("red disk left,
-wrong shape"), to keep the drawing behind "right", whatever it shows, and to draw again behind anything else. Some of
-its verdicts are careless. So the verdict decides whether drawing again pays, which is left to learn from the images.
+wrong shape"), to keep the drawing behind "right", whatever it shows, and to draw again behind anything else: behind
+rendered drafts first, then behind its own as well, whose shapes are less clear. Some of its verdicts are careless. So
+the verdict decides whether drawing again pays, which is left to learn from the images.
 The VAE's decoder learns first to keep what it decodes: half of the rings lost their hole in it.
 Seeded throughout; the same machine and library versions give the same bytes. About six minutes on one core.
 """
@@ -13,11 +14,12 @@ Seeded throughout; the same machine and library versions give the same bytes. Ab
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -31,11 +33,14 @@ from make_unified_checkpoint import (
     PATCH,
     WRITTEN,
     Author,
+    Drawing,
     Drawings,
     Example,
     critique_of,
     draw_all,
+    drawn,
     inputs_of,
+    kept,
     measure,
     notes_of,
     pretrain,
@@ -44,7 +49,7 @@ from make_unified_checkpoint import (
     write_weights,
     written,
 )
-from make_writer_checkpoint import draw_splits
+from make_writer_checkpoint import Clumsy, draw_splits
 from torch import Tensor
 from training import minimize
 from unirl.core.types.array import Ragged
@@ -56,7 +61,8 @@ from unirl.models.bagel.model import BagelModel, build
 from unirl.models.bagel.vae import unpack
 from unirl.numerics.tokens.batches import pad_batch
 from unirl.quickstart import unified_checkpoint_path
-from unirl.rewards.rules.shapes_world import ALL_SCENES, SHAPES, Scene, render
+from unirl.rewards.rules.shapes_reading import NOTHING, read_shapes
+from unirl.rewards.rules.shapes_world import ALL_SCENES, COLORS, PLACES, SHAPES, Scene, render
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src/unirl/quickstart/revise"
 REDRAW = "wrong shape"
@@ -109,30 +115,85 @@ def judged(scene: Scene, shown: Scene, *, verdict: str | None = None) -> str:
     return f"{notes_of(shown)}, {verdict or critique_of(scene, shown)}"
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A drawing behind the caption of a scene, and the scene that it shows."""
+
+    scene: Scene
+    shown: Scene
+    drawing: Drawing
+
+
+def own_drafts(model: BagelModel, folder: Path, scenes: Sequence[Scene], *, name: str, seed: int) -> list[Draft]:
+    """A drawing of each scene by the model itself, at once."""
+    images = drawn(model, [scene.caption for scene in scenes], [()] * len(scenes), seed=seed)
+    drawings = kept(model, images, folder, name=name)
+    return [Draft(*each) for each in zip(scenes, read_scenes(images, scenes), drawings, strict=True)]
+
+
+def read_scenes(images: Tensor, wanted: Sequence[Scene]) -> list[Scene]:
+    """What images show. What cannot be read is anything but what was wanted."""
+    known = {"color": tuple(COLORS), "shape": SHAPES, "place": tuple(PLACES)}
+    read, result = read_shapes(images), list[Scene]()
+    for number, scene in enumerate(wanted):
+        places = {key: int(getattr(read, key)[number]) for key in known}
+        facts = {
+            key: names[places[key]] if places[key] != NOTHING else names[names.index(getattr(scene, key)) - 1]
+            for key, names in known.items()
+        }
+        result.append(Scene(**facts))
+    return result
+
+
 class Reviser(Author):
-    """Writes revisions alone: critiques of drawings, and drawings at once and behind a critique."""
+    """Writes revisions alone: critiques of drawings, and drawings at once and behind a critique.
+
+    own: the model's drafts; without them all are rendered.
+    """
+
+    def __init__(
+        self,
+        model: BagelModel,
+        *,
+        drawings: Drawings,
+        corpus: Sequence[Clumsy],
+        args: argparse.Namespace,
+        own: Sequence[Draft] = (),
+    ) -> None:
+        super().__init__(model, drawings=drawings, corpus=corpus, args=args)
+        by_verdict = [
+            [draft for draft in own if (draft.shown == draft.scene) is is_right] for is_right in (True, False)
+        ]
+        self._own = [drafts for drafts in by_verdict if drafts]
 
     def text(self) -> Example:
-        scene, shown = self._pair()
-        draft, verdict = self._random.choice(self._drawings[shown]), None
+        draft, verdict = self._any(), None
         if self._random.random() < self._args.careless:
             verdict = self._random.choice(("right", REDRAW))
-        return Example(scene.caption, (draft.turn,), judged(scene, shown, verdict=verdict))
+        return Example(draft.scene.caption, (draft.drawing.turn,), judged(draft.scene, draft.shown, verdict=verdict))
 
     def drawing(self) -> Example:
         """A drawing of a training scene; held-out scenes are never drawn."""
-        scene, shown = self._pair()
+        draft = self._any()
+        scene, shown = draft.scene, draft.shown
         if self._random.random() < self._args.at_once:
             return Example(scene.caption, (), self._drawing(scene))
-        draft = self._random.choice(self._drawings[shown])
         share = self._args.kept if shown == scene else self._args.kept_wrong
         is_kept = self._random.random() < share and not shown.is_held_out
         verdict = "right" if is_kept else REDRAW if shown == scene else None
         critique = turns_of(self._model, [judged(scene, shown, verdict=verdict)])
-        return Example(scene.caption, (draft.turn, *critique), draft.latents if is_kept else self._drawing(scene))
+        target = draft.drawing.latents if is_kept else self._drawing(scene)
+        return Example(scene.caption, (draft.drawing.turn, *critique), target)
+
+    def _any(self) -> Draft:
+        """A draft behind the caption of a training scene. Of its own ones, as many are right as wrong."""
+        if self._own and self._random.random() < self._args.own:
+            return self._random.choice(self._random.choice(self._own))
+        scene, shown = self._pair()
+        return Draft(scene, shown, self._random.choice(self._drawings[shown]))
 
     def _pair(self) -> tuple[Scene, Scene]:
-        """A training scene, and what the draft of it shows: the same, another shape, or any scene."""
+        """A training scene, and what a rendered draft of it shows: the same, another shape, or any scene."""
         scene, chance = self._random.choice(self._scenes), self._random.random()
         if chance < self._args.right:
             return scene, scene
@@ -163,57 +224,50 @@ class Remembered:
 # --------------------------------------------------------------------------------------------- evaluation
 
 
-def measure_drawings(
-    model: BagelModel, scenes: list[Scene], drawings: Drawings, *, seed: int
-) -> dict[str, dict[str, float]]:
-    """Shares of right drawings at once, and behind a draft and a critique: a right draft called right ("kept") and
-    called wrong ("redrawn"), a draft of another shape called wrong ("revised") and called right ("kept wrong")."""
-    wrong = [_reshaped(scene) for scene in scenes]
-    right_ones, wrong_ones = _drafts(drawings, scenes), _drafts(drawings, wrong)
+MEASURED = (
+    "at once",
+    *(f"{kind}: {how}" for kind in ("right", "wrong") for how in ("honest", "kept", "drawn again")),
+)
 
-    def behind(drafts: list[Turn], shown: list[Scene], verdict: str) -> list[tuple[Turn, ...]]:
-        return [
-            (draft, *turns_of(model, [judged(*pair, verdict=verdict)]))
-            for draft, *pair in zip(drafts, scenes, shown, strict=True)
-        ]
 
-    each: dict[str, list[tuple[Turn, ...]]] = {
-        "at once": [()] * len(scenes),
-        "kept": behind(right_ones, scenes, "right"),
-        "redrawn": behind(right_ones, scenes, REDRAW),
-        "revised": behind(wrong_ones, wrong, REDRAW),
-        "kept wrong": behind(wrong_ones, wrong, "right"),
-    }
-    captions = [scene.caption for scene in scenes]
-    return {how: measure(model, captions, turns, scenes, seed=seed) for how, turns in each.items()}
+def measure_revisions(model: BagelModel, scenes: list[Scene], folder: Path, *, seed: int) -> list[float]:
+    """Of a drawing of each scene at once, the share that is right. Then of the right drafts and of the wrong ones: the
+    mean probability of a critique that says what the draft shows and has the honest verdict, and the share of right
+    drawings behind the verdict "right" and behind another one. NaN without such drafts."""
+    drafts = own_drafts(model, folder, scenes, name="measured", seed=seed)
+    of_kind = [[one for one in drafts if (one.shown == one.scene) is is_right] for is_right in (True, False)]
+    result = [len(of_kind[0]) / len(drafts)]
+    for each in of_kind:
+        if not each:
+            result += [math.nan] * 3
+            continue
+        wanted, behind = [one.scene for one in each], dict[str, list[tuple[Turn, ...]]]()
+        for verdict in ("right", REDRAW):
+            critiques = [turns_of(model, [judged(one.scene, one.shown, verdict=verdict)]) for one in each]
+            behind[verdict] = [(one.drawing.turn, *turns) for one, turns in zip(each, critiques, strict=True)]
+        captions = [scene.caption for scene in wanted]
+        redrawn = [measure(model, captions, turns, wanted, seed=seed + 1)["perfect"] for turns in behind.values()]
+        result += [honest(model, each), *redrawn]
+    return result
 
 
 @torch.no_grad()
-def honest(model: BagelModel, scenes: list[Scene], drawings: Drawings) -> dict[str, float]:
-    """Mean probability of the honest critique, sampled at temperature 1, of right drafts and of drafts of another
-    shape."""
-    result = dict[str, float]()
-    for name, shown in (("right", scenes), ("another shape", list(map(_reshaped, scenes)))):
-        before = inputs_of([scene.caption for scene in scenes], [(draft,) for draft in _drafts(drawings, shown)])
-        critiques = [torch.tensor(written(model, judged(*pair))) for pair in zip(scenes, shown, strict=True)]
-        batch = pad_batch(
-            model.prompt_tokens(before, sampling=WRITTEN),
-            critiques,
-            pad_token=model.pad_token,
-            conditions=model.conditions(before, sampling=WRITTEN),
-        )
-        each = model.score(batch, temperature=1.0)[0].split([len(one) for one in critiques])
-        result[name] = float(torch.stack([one.sum().exp() for one in each]).mean())
-    return result
+def honest(model: BagelModel, drafts: Sequence[Draft]) -> float:
+    """Mean probability of the honest critique, sampled at temperature 1."""
+    before = inputs_of([one.scene.caption for one in drafts], [(one.drawing.turn,) for one in drafts])
+    critiques = [torch.tensor(written(model, judged(one.scene, one.shown))) for one in drafts]
+    batch = pad_batch(
+        model.prompt_tokens(before, sampling=WRITTEN),
+        critiques,
+        pad_token=model.pad_token,
+        conditions=model.conditions(before, sampling=WRITTEN),
+    )
+    each = model.score(batch, temperature=1.0)[0].split([len(one) for one in critiques])
+    return float(torch.stack([one.sum().exp() for one in each]).mean())
 
 
 def _reshaped(scene: Scene) -> Scene:
     return replace(scene, shape=SHAPES[SHAPES.index(scene.shape) - 1])
-
-
-def _drafts(drawings: Drawings, scenes: Sequence[Scene]) -> list[Turn]:
-    """A drawing of each scene, another one of the same scene each time."""
-    return [drawings[scene][number % len(drawings[scene])].turn for number, scene in enumerate(scenes)]
 
 
 # ------------------------------------------------------------------------------------------------- writing
@@ -236,32 +290,25 @@ Made by
 with torch {torch}, diffusers {diffusers}, transformers {transformers}, from the 48 captions that the first quickstart
 trains on. A share of {careless} of the verdicts is careless: "right" or "{redraw}", whatever the draft shows.
 
-Use 10 steps without shift and without guidance. Shares of {count} drawings of the captions of each split with the right
-colour, shape and place, and all three ("perfect"): at once; behind a right draft that is called right ("kept") or
-wrong ("redrawn"); behind a draft of another shape that is called wrong ("revised") or right ("kept wrong"):
+Use 10 steps without shift and without guidance. Shares of perfect drawings, with the right colour, shape and place, of
+{count} captions of each split drawn at once. Then of the drafts that were right, and of those that were wrong: the
+probability that a critique sampled at temperature 1 names all that the draft shows and has the honest verdict, and the
+share of perfect drawings behind the verdict "right" ("kept") and behind another one:
 
-| captions | drawn | color | shape | place | perfect |
-| --- | --- | --- | --- | --- | --- |
-{shares}
-
-Probability that a critique sampled at temperature 1 names all that a draft shows and has the honest verdict:
-
-| captions | of a right draft | of another shape |
-| --- | --- | --- |
-{critiques}
+| captions | {headings} |
+| --- |{rules}
+{rows}
 """
 
 
 def write_card(folder: Path, drafts: Path, *, args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     model = build(BagelConfig(path=str(folder)), device="cpu")
     cast(Any, model.encoder).images = Remembered(model.encoder.images)
-    drawings = draw_all(model, drafts, count=8, seed=args.seed + 1)
-    shares, critiques = list[str](), list[str]()
+    rows = list[str]()
     for split, scenes in scenes_of(args.measured, seed=args.seed).items():
-        for how, each in measure_drawings(model, scenes, drawings, seed=args.seed + 1000).items():
-            shares.append(f"| {split} | {how} | {' | '.join(f'{share:.3f}' for share in each.values())} |")
-        row = honest(model, scenes, drawings)
-        critiques.append(f"| {split} | {' | '.join(f'{share:.3f}' for share in row.values())} |")
+        (own := drafts / split).mkdir()
+        shares = measure_revisions(model, scenes, own, seed=args.seed + 1000)
+        rows.append(f"| {split} | {' | '.join(f'{share:.3f}' for share in shares)} |")
     card = CARD.format(
         kilobytes=size_kb(folder),
         parameters=sum(one.numel() for one in model.trainable.parameters() if one.requires_grad),
@@ -273,8 +320,9 @@ def write_card(folder: Path, drafts: Path, *, args: argparse.Namespace, parser: 
         careless=", then ".join(map(str, args.careless)),
         redraw=REDRAW,
         count=args.measured,
-        shares="\n".join(shares),
-        critiques="\n".join(critiques),
+        headings=" | ".join(MEASURED),
+        rules=" --- |" * len(MEASURED),
+        rows="\n".join(rows),
     )
     (folder / "README.md").write_text(card)
     print(card)
@@ -296,7 +344,7 @@ def main() -> None:
     parser.add_argument("--decoder-steps", type=int, default=240)
     parser.add_argument("--decoder-rate", type=float, default=3e-3)
     parser.add_argument("--decoder-noise", type=float, default=0.2, help="largest noise of latents that are decoded")
-    parser.add_argument("--steps", type=int, nargs="+", default=[500, 100], help="of each round")
+    parser.add_argument("--steps", type=int, nargs="+", default=[500, 300], help="of each round")
     parser.add_argument("--texts", type=int, default=48, help="critiques of a step")
     parser.add_argument("--images", type=int, default=48, help="drawings of a step")
     parser.add_argument("--text-weight", type=float, default=1.0)
@@ -305,10 +353,11 @@ def main() -> None:
     parser.add_argument(
         "--careless", type=float, nargs="+", default=[0.3, 0.1], help="share of verdicts by chance, in each round"
     )
-    parser.add_argument("--at-once", type=float, default=0.15, help="share of drawings without a draft")
+    parser.add_argument("--at-once", type=float, default=0.1, help="share of drawings without a draft")
     parser.add_argument("--kept", type=float, default=0.95, help="share of right drafts that are called right and kept")
-    parser.add_argument("--kept-wrong", type=float, default=0.2, help="the same of wrong drafts")
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--kept-wrong", type=float, default=0.1, help="the same of wrong drafts")
+    parser.add_argument("--own", type=float, default=0.6, help="share of the model's own drafts, after the first round")
+    parser.add_argument("--learning-rates", type=float, nargs="+", default=[2e-3, 1e-3], help="of each round")
     parser.add_argument("--images-per-scene", type=int, default=16)
     parser.add_argument("--measured", type=int, default=128, help="drawings of a row of the card")
     # One thread: the order of sums, and so the bytes of the result, would hang on the number of cores.
@@ -325,22 +374,30 @@ def main() -> None:
     shutil.copytree(start, folder, dirs_exist_ok=True)
     write_vae(folder, model.encoder.images.vae)
     with tempfile.TemporaryDirectory() as files:
-        for number, (steps, careless) in enumerate(zip(args.steps, args.careless, strict=True)):
-            own = argparse.Namespace(
-                **{**vars(args), "steps": steps, "careless": careless, "seed": args.seed + number, "copies": 0}
-            )
-            teach(folder, Path(files), args=own)
+        for number, (steps, careless, rate) in enumerate(
+            zip(args.steps, args.careless, args.learning_rates, strict=True)
+        ):
+            round_args = {"steps": steps, "careless": careless, "learning_rate": rate, "seed": args.seed + number}
+            # No copies first: the shipped checkpoint attends to the same place of a draft.
+            own = argparse.Namespace(**{**vars(args), **round_args, "copies": 0})
+            teach(folder, Path(files), args=own, shows_own=number > 0)
         write_card(folder, Path(files), args=args, parser=parser)
 
 
-def teach(folder: Path, drafts: Path, *, args: argparse.Namespace) -> None:
-    """Trains the checkpoint in `folder`, and writes its weights there again."""
+def teach(folder: Path, drafts: Path, *, args: argparse.Namespace, shows_own: bool) -> None:
+    """Trains the checkpoint in `folder`, and writes its weights there again. shows_own: its own drafts, too."""
     model = build(BagelConfig(path=str(folder)), device="cpu")
     vision = model.encoder.images.vision
     cast(Any, model.encoder).images = Remembered(model.encoder.images)
     drawings = draw_all(model, drafts, count=args.images_per_scene, seed=args.seed)
-    author = Reviser(model, drawings=drawings, corpus=draw_splits(seed=args.seed)["corpus"], args=args)
-    # No copies first: the shipped checkpoint attends to the same place of a draft.
+    scenes = [scene for scene in ALL_SCENES if not scene.is_held_out] * args.images_per_scene
+    author = Reviser(
+        model,
+        drawings=drawings,
+        corpus=draw_splits(seed=args.seed)["corpus"],
+        args=args,
+        own=own_drafts(model, drafts, scenes, name="own", seed=args.seed) if shows_own else (),
+    )
     pretrain(model, author, args=args, report=lambda step: None)
     write_weights(folder, (model.transformer, vision), dtype=torch.float16)
 

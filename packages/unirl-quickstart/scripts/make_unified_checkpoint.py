@@ -313,14 +313,22 @@ Drawings = Mapping[Scene, Sequence[Drawing]]
 def draw_all(model: BagelModel, folder: Path, *, count: int, seed: int) -> Drawings:
     """`count` drawings of each scene."""
     generator = torch.Generator().manual_seed(seed)
-    result: dict[Scene, list[Drawing]] = {}
-    for scene in ALL_SCENES:
-        images = render(scene, count=count, generator=generator)
-        for number, (levels, latents) in enumerate(zip(to_levels(images), model.latents_of(images), strict=True)):
-            file = folder / f"{notes_of(scene).replace(' ', '-')}-{number}.png"
-            picture(levels).save(file)
-            turn = Turn(stage="draft", media=(MediaRef(modality="image", role="source", uri=str(file)),))
-            result.setdefault(scene, []).append(Drawing(turn, latents))
+    return {
+        scene: kept(
+            model, render(scene, count=count, generator=generator), folder, name=notes_of(scene).replace(" ", "-")
+        )
+        for scene in ALL_SCENES
+    }
+
+
+@torch.no_grad()
+def kept(model: BagelModel, images: Tensor, folder: Path, *, name: str) -> list[Drawing]:
+    """Images [N, 3, 64, 64] as files `name-0.png` and so on, with their latents."""
+    result, latents = list[Drawing](), torch.cat([model.latents_of(part) for part in images.split(64)])
+    for number, (levels, own) in enumerate(zip(to_levels(images), latents, strict=True)):
+        picture(levels).save(file := folder / f"{name}-{number}.png")
+        turn = Turn(stage="draft", media=(MediaRef(modality="image", role="source", uri=str(file)),))
+        result.append(Drawing(turn, own))
     return result
 
 
@@ -379,11 +387,16 @@ def pretrain(
 # --------------------------------------------------------------------------------------------- evaluation
 
 
-@torch.no_grad()
 def measure(
     model: BagelModel, prompts: Sequence[str], turns: Sequence[tuple[Turn, ...]], scenes: list[Scene], *, seed: int
 ) -> dict[str, float]:
     """Shares of drawings, one for each prompt, with the right colour, shape and place, and all three ("perfect")."""
+    return share_right(drawn(model, prompts, turns, seed=seed), scenes)
+
+
+@torch.no_grad()
+def drawn(model: BagelModel, prompts: Sequence[str], turns: Sequence[tuple[Turn, ...]], *, seed: int) -> Tensor:
+    """A drawing for each prompt behind its turns: [N, 3, 64, 64] in [0, 1]."""
     images = []
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, len(prompts), 64):
@@ -393,7 +406,7 @@ def measure(
         for sigma, following in pairwise(model.schedule(DRAWN)):
             x = x + (following - sigma) * model.velocity(x, sigma.expand(len(x)), conditions)
         images.append(model.decode(x))
-    return share_right(torch.cat(images), scenes)
+    return torch.cat(images)
 
 
 def measure_drawings(
