@@ -133,13 +133,20 @@ def test_two_steps_and_two_after_a_resume_equal_four(tmp_path: Path) -> None:
         assert metrics["plan/ratio_max_dev_first"] == metrics["image/ratio_max_dev_first"] == 0
 
 
-def test_a_draft_is_scored_by_itself_and_a_critique_by_the_drawing_behind_it(tmp_path: Path) -> None:
-    words = ("run.max_steps=1", "run.media_every=1")
+@pytest.mark.parametrize("trains_draft", [False, True])
+def test_a_draft_is_scored_by_itself_and_a_critique_by_the_drawing_behind_it(
+    tmp_path: Path, trains_draft: bool
+) -> None:
+    words = ["run.max_steps=1", "run.media_every=1"]
+    if trains_draft:
+        words += ["+algorithm@algorithm.draft=flow-grpo", "+stages.draft.advantage.scope=global"]
     run(tmp_path, *words, recipe="quickstart-revise", small=REVISED)
     (metrics,) = steps(tmp_path).values()
-    stages = ("draft", "critique", "image")
-    assert [metrics[f"{stage}/groups"] for stage in stages] == [2, 4, 2]
-    assert {metrics[f"{stage}/ratio_max_dev_first"] for stage in stages} == {0}
+    trained = ("draft",) * trains_draft + ("critique", "image")
+    groups = {"draft": 2, "critique": 4, "image": 2}
+    assert {name: metrics[f"{name}/groups"] for name in trained} == {name: groups[name] for name in trained}
+    assert {metrics[f"{stage}/ratio_max_dev_first"] for stage in trained} == {0}
+    assert ("draft/loss" in metrics) == trains_draft and 0 <= metrics["draft/reward/shapes"] <= 1
     # One drawing behind each critique: the same mean, in another order of fp32.
     assert metrics["critique/reward/image"] == pytest.approx(metrics["image/reward_mean"], abs=1e-6)
     assert metrics["critique/reward_mean"] == metrics["critique/reward/image"]

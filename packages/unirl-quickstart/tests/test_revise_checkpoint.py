@@ -63,7 +63,7 @@ def test_every_critique_survives_the_tokenizer(model: BagelModel, script: Module
     assert set(model.texts([torch.tensor(script.written(model, text)) for text in texts])) == texts
 
 
-def reviser(script: ModuleType, model: BagelModel, *, own: Any = (), **settings: float) -> Any:
+def reviser(script: ModuleType, model: BagelModel, *, drafts: Any = (), **settings: float) -> Any:
     plain = {"seed": 0, "right": 0.5, "far": 0.3, "careless": 0.0, "at_once": 0.0, "kept": 0.5, "kept_wrong": 0.5}
     plain |= {"own": 0.5}
     # The path of scripts is set while one of them is loaded.
@@ -78,7 +78,7 @@ def reviser(script: ModuleType, model: BagelModel, *, own: Any = (), **settings:
     }
     corpus = script.draw_splits(seed=0)["corpus"]
     args = argparse.Namespace(**{**plain, **settings})
-    return script.Reviser(model, drawings=drawings, corpus=corpus, args=args, own=own)
+    return script.Reviser(model, drawings=drawings, corpus=corpus, args=args, own=drafts)
 
 
 SCENES = {scene.caption: scene for scene in ALL_SCENES}
@@ -167,7 +167,7 @@ def test_its_own_drafts_are_shown_behind_their_captions_half_of_them_right(
     drafts = [script.Draft(scenes[0], scenes[0], drafts[0].drawing)] + [
         script.Draft(one.scene, scenes[0], one.drawing) for one in drafts[1:]
     ]
-    author = reviser(script, model, own=drafts, **{"own": 1.0})
+    author = reviser(script, model, drafts=drafts, own=1.0)
     files = {draft.drawing.turn.media[0].uri: draft for draft in drafts}
     counts = {True: 0, False: 0}
     for _ in range(60):
