@@ -28,9 +28,11 @@ def loss(config: CrdConfig, inputs: PointLossInputs) -> float:
             squares = of_group(config.beta, advantages, gains)
             for row, square in zip(rows, squares, strict=True):
                 weight = float(inputs.weights[row])
-                shift = inputs.velocities["live"][row, point] - inputs.velocities["reference"][row, point]
-                total += weight * (square + config.kl_coef * float(np.mean(shift**2)))
+                total += weight * square
                 weights += weight
+                if config.kl_coef:
+                    shift = inputs.velocities["live"][row, point] - inputs.velocities["reference"][row, point]
+                    total += weight * config.kl_coef * float(np.mean(shift**2))
     return total / weights if weights else 0.0
 
 
