@@ -156,6 +156,7 @@ GRADIENT = {"algorithm.", "data.", "reward.", "eval.threshold"}
     [
         ("diffusion-nft", "quickstart-nft", set[str]()),
         ("awm", "quickstart-awm", set[str]()),
+        *((name, f"quickstart-{name}", set[str]()) for name in ("epg", "dgpo", "crd")),
         ("diffusion-dpo", "quickstart-dpo", {"algorithm."}),
         *((name, f"quickstart-{name}", GRADIENT) for name in ("draft", "refl", "alignprop", "drtune", "srpo")),
     ],

@@ -34,6 +34,9 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "diffusion-nft, lagged policy": ("quickstart-nft", ("backend.lagged.kind=linear", "algorithm.kl_coef=0.1", COPY)),
     "awm, lagged policy": ("quickstart-awm", ("algorithm.lagged_coef=0.1", "backend.lagged.kind=linear")),
     "diffusion-dpo, reference copy": ("quickstart-dpo", ()),
+    "dgpo, reference copy": ("quickstart-dgpo", ()),
+    "crd, lagged policy": ("quickstart-crd", ("algorithm.moving_reference=true", "backend.lagged.kind=linear")),
+    "epg, reference copy": ("quickstart-epg", ("algorithm.kl_coef=0.1", COPY)),
     "dpok, critic and adaptive kl": ("quickstart-dpok", ("algorithm.critic=true", CRITIC, *ADAPTIVE)),
     "flow-ppo, critic and adaptive kl": (
         "quickstart-flow-ppo",

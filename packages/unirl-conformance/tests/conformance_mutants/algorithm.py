@@ -14,7 +14,10 @@ import unirl.engines.trainside.plugin
 import unirl.models.sd3.plugin
 import unirl.rewards.rules.plugin
 from torch import Tensor
+from unirl.algorithms.crd.plugin import CRD
+from unirl.algorithms.dgpo.plugin import DGPO
 from unirl.algorithms.draft.plugin import DRAFT
+from unirl.algorithms.epg.plugin import EPG
 from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
 from unirl.algorithms.flow_grpo.algorithm import build as build_flow_grpo
 from unirl.algorithms.flow_grpo.plugin import FLOW_GRPO
@@ -57,6 +60,14 @@ def pairs(_: FlowGrpo, advantages: Any, track: Track) -> tuple[Track, Mapping[st
     places = {row: place for rows in result.groups().values() for place, row in enumerate(rows)}
     units = tuple(f"{group}/{places[row] // 2}" for row, group in enumerate(result.group_ids))
     return replace(result, unit_ids=units), metrics
+
+
+def by_groups(track: Track) -> Mapping[str, Any]:
+    return {"unit_ids": track.group_ids}
+
+
+def whole_groups(track: Track) -> Track:
+    return replace(track, **by_groups(track))
 
 
 def build_pairs(config: Any, **context: Any) -> Any:
@@ -123,6 +134,7 @@ def normalised(score: Any) -> Any:
 flow = partial(algorithm, replace(FLOW_GRPO, when={}))
 stateful = partial(algorithm, FLOW_GRPO)
 draft = partial(algorithm, DRAFT)
+crd, dgpo, epg = (partial(algorithm, replace(spec, when={})) for spec in (CRD, DGPO, EPG))
 
 # fmt: off
 LATENT = [
@@ -183,6 +195,16 @@ LATENT = [
              changes={"loss": loss_with_last_coefficient, "end_step": then(remember_coefficient)}),
     stateful("keeps-it-quiet", RESUMED, "keeps a state, and its spec names no settings of it", spec={"stateful": {}},
              arguments={"config": lambda config: replace(config, kl_target=0.01) if config.kl_coef else config}),
+    crd("fits-twice-the-reward", REFERENCE, "fits implied rewards to rewards twice as high",
+        changes=trains_on(lambda track: {"advantages": 2 * track.advantages})),
+    dgpo("sums-over-the-group", REFERENCE, "has a margin that grows with the number of samples",
+         arguments={"config": lambda config: replace(config, beta=4 * config.beta)}),
+    dgpo("keeps-pairs-together", MICRO, "compares whole groups, and lets micro-batches split them", gap=True,
+         changes={"advantages": pairs, **trains_on(by_groups), "loss_weights": takes(whole_groups)}),
+    # At a scale at which the penalty shows.
+    epg("drops-the-penalty", REFERENCE, "leaves out the divergence from the policy that sampled",
+        spec={"trial": {"elbo_scale": 100.0}},
+        arguments={"config": lambda config: replace(config, form="epg")}),
     draft("makes-them-worse", "a-step-raises-the-reward", "follows the gradient of the reward downwards",
           also=(REFERENCE,),
           changes=loss_with({"decode": lambda _, decode, track, x: decode(track, 2 * x.detach() - x)})),

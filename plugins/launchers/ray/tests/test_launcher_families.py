@@ -52,6 +52,7 @@ GUIDED = (
 LOSSES = {
     "awm": ("quickstart-awm", (), SMALL),
     "diffusion-dpo": ("quickstart-dpo", ("algorithm.pairs_per_group=2",), SMALL),
+    "dgpo": ("quickstart-dgpo", (), SMALL),
     "velocity-distillation": ("quickstart", GUIDED, SMALL),
     "distillation": ("quickstart-distillation", (), SMALL_TEXT),
     "dpo": ("quickstart-text-dpo", (), SMALL_TEXT),

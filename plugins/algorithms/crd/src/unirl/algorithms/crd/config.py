@@ -1,0 +1,36 @@
+"""Settings of centred reward distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unirl.core.limits import Reason, limit, one_of
+from unirl.numerics.forward_config import ForwardConfig, split_groups
+
+if TYPE_CHECKING:
+    from unirl.core.specs.plan import Plan, Stage
+
+__all__ = ["CrdConfig"]
+
+
+@dataclass
+class CrdConfig(ForwardConfig):
+    beta: float = limit(1.0, above=0)
+    """Factor of the difference of two ELBOs in the implied reward, 1 in published settings: the larger, the smaller the
+    step away from the compared policy that fits the advantages. ELBOs are averaged over a latent's elements."""
+    weighting: str = one_of("uniform", "adaptive", default="adaptive")
+    """Weight of the error at each noise level in the ELBO: `uniform`, 1; `adaptive`, the level over the mean absolute
+    error, which makes all levels pull about equally."""
+    moving_reference: bool = False
+    """Imply rewards by the distance to the lagged policy, which then makes the rollouts as well, instead of the initial
+    policy. The paper moves it, with a decay of min(0.25 + 0.005 step, 0.999)."""
+    kl_coef: float = limit(0.0, least=0)
+    """Coefficient of the squared distance to the velocity of the initial policy, 0.1 in published settings; 0 turns it
+    off."""
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """Also groups of one, and micro-batches smaller than a group."""
+        yield from super().problems(plan, stage)
+        yield from split_groups(plan, stage)

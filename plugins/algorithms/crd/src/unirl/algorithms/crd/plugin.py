@@ -1,0 +1,33 @@
+"""Parts that this plugin provides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Needs
+from unirl.core.specs.overrides import ValueIf
+from unirl.core.specs.spec import AlgorithmSpec
+
+CRD = AlgorithmSpec(
+    name="crd",
+    summary="Centred reward distillation: fits the ELBO over that of the reference to centred rewards",
+    build="unirl.algorithms.crd.algorithm:build",
+    config="unirl.algorithms.crd.config:CrdConfig",
+    needs=Needs(track="latent", reference="policy", staleness="any"),
+    when={"moving_reference": Needs(sampler="lagged", staleness="none"), "kl_coef": Needs(reference="policy")},
+    proposes={
+        "sampling.kernel": "dpm2",
+        "sampling.eta": 0.0,
+        "sampling.sde": {"mode": "none"},
+        # A LoRA adapter is switched off instead.
+        "backend.reference_copy": ValueIf(value=True, when={"backend.trains": "full"}),
+    },
+    paper="arXiv 2603.14128",
+    reference="unirl.algorithms.crd.reference:loss",
+)
+
+
+@hookimpl
+def unirl_algorithms() -> Iterable[AlgorithmSpec]:
+    return [CRD]
