@@ -25,7 +25,7 @@ class CrdConfig(ForwardConfig):
     error, which makes all levels pull about equally."""
     moving_reference: bool = False
     """Imply rewards by the distance to the lagged policy, which then makes the rollouts as well, instead of the initial
-    policy. The paper moves it, with a decay of min(0.25 + 0.005 step, 0.999)."""
+    policy. Published settings move it, with a decay of min(0.25 + 0.005 step, 0.999)."""
     kl_coef: float = limit(0.0, least=0)
     """Coefficient of the squared distance to the velocity of the initial policy, 0.1 in published settings; 0 turns it
     off."""
