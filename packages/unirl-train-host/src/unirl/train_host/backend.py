@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -301,7 +302,9 @@ class ShardedBackend(Backend):
         def write(folder: Path) -> None:
             try:
                 self._write(folder, copies, group=group)
-            except BaseException:
+            except BaseException as error:
+                # The error outlives the run, and its frames hold the copies.
+                traceback.clear_frames(error.__traceback__)
                 self._staging.free()
                 raise
             finally:

@@ -86,7 +86,9 @@ def write(
         save(dict(tensors), checkpoint_id=folder, process_group=group, no_dist=single)
     except CheckpointException as error:
         causes = [failure[0] for failure in error.failures.values()]
-        raise next((cause for cause in causes if isinstance(cause, OSError)), causes[0]) from error
+        cause = next((cause for cause in causes if isinstance(cause, OSError)), causes[0])
+        # DCP's frames hold the tensors. The text of its error has the tracebacks of all ranks.
+        raise cause.with_traceback(None) from error.with_traceback(None)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
