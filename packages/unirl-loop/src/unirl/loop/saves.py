@@ -91,7 +91,9 @@ class Saves:
         began = time.perf_counter()
         futures.wait([self._pending])
         pending, self._pending = self._pending, None
-        self._report(pending.result(), stalled_s=self._staged_s + time.perf_counter() - began)
+        saved = pending.result()
+        # Waking up takes a moment after it was complete.
+        self._report(saved, stalled_s=min(saved.seconds, self._staged_s + time.perf_counter() - began))
 
     def _snapshots(self) -> dict[str, Write]:
         """The writers of copies that every backend has made; empty if one of them makes none."""
