@@ -166,8 +166,8 @@ class _Counted:
             )
         if self._plan.run.save_async and self._on_accelerator:
             notes.append(
-                f"CPU memory: run.save_async keeps a copy of what it saves there, {self._staged_bytes() / 2**30:.2g} GiB "
-                "each train process"
+                "CPU memory: run.save_async keeps a copy of what it saves, "
+                f"{self._staged_bytes() / 2**30:.2g} GiB each train process"
             )
         if self._is_external and not self._engine_share:
             notes.append(f"buffers that engine {self._stage.engine.name!r} allocates itself")
