@@ -340,6 +340,18 @@ def test_idle_encoders_and_decoder_take_the_place_of_activations(one: MemoryPlan
     assert rollout.items[parts] == most
 
 
+def test_copies_that_are_written_beside_training_are_counted_where_they_are(one: MemoryPlan) -> None:
+    """Weights, an average and two moments in fp32: in the memory of a CPU, or in that of the machine beside a GPU."""
+    words = ("quickstart", "run.save_async=true", "backend.ema.kind=constant", "backend.reference_copy=true")
+    expected = 4 * 4 * one.size.trained_elements
+    (process,) = planned(*words, "run.device=cpu", of=one).processes
+    assert process.items["copies to save"] == expected
+    on_device = planned(*words, of=one)
+    assert "copies to save" not in on_device.processes[0].items
+    assert f"a copy of what it saves, {expected / 2**30:.2g} GiB each train process" in " ".join(on_device.notes)
+    assert not any("save_async" in note for note in one.notes)
+
+
 def test_activation_checkpointing_keeps_less_and_computes_more(one: MemoryPlan) -> None:
     again = planned("quickstart", "backend.activation_checkpointing=true", of=one)
     rows, each = 96, one.size.kept_bytes + one.size.block_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -97,6 +97,9 @@ class _Backend(Backend):
 
     def save(self, folder: Path) -> None:
         self._here().save(folder)
+
+    def snapshot(self) -> Callable[[Path], None] | None:
+        return self._here().snapshot()
 
     def load(self, folder: Path) -> None:
         self._here().load(folder)

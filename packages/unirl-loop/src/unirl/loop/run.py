@@ -28,10 +28,11 @@ from .checkpoints import Checkpoints
 from .costs import Speed, peak_tflops_of
 from .exports import Exports
 from .parts import Parts
-from .resume import checkpoint_state, checkpoint_to_resume
+from .resume import checkpoint_to_resume
 from .run_folder import CHECKPOINTS, EVENTS_FILE, RunFolder, run_folder, write_recipe, write_traceback
 from .run_plan import with_batch_invariance, with_run_folder
 from .saved_samples import remove_samples
+from .saves import Saves
 from .step import run_loop
 from .stop import stop_on_signal
 
@@ -172,7 +173,14 @@ class _Run:
         if self._stale_lock:
             events.finding(self._stale_lock, step=self._start)
         exports = Exports(self._folder, plan, start=self._start, catalog=self._catalog)
-        with stop_on_signal() as stop:
+        saves = Saves(plan, self._checkpoints, data=self._data, parts=parts, events=events)
+
+        def after(step: int, scores: Mapping[str, float] | None) -> None:
+            saves.check()
+            exports.after(step, scores, parts, events)
+
+        # Signals are handled until the last save is complete.
+        with stop_on_signal() as stop, saves:
             return run_loop(
                 parts,
                 plan,
@@ -181,23 +189,8 @@ class _Run:
                 start=self._start,
                 events=events,
                 trackers=trackers,
-                save=lambda step: self._save(step, parts, events),
+                save=saves.save,
                 should_stop=lambda: stop.is_set,
                 interrupting=stop.interrupting,
-                after=lambda step, scores: exports.after(step, scores, parts, events),
+                after=after,
             )
-
-    def _save(self, step: int, parts: Parts, events: EventStream) -> None:
-        events.check()
-        began = time.perf_counter()
-        state = checkpoint_state(self._plan, data=self._data, algorithms=parts.algorithms)
-
-        def write(folder: Path) -> None:
-            for name, backend in parts.backends.items():
-                (folder / name).mkdir(exist_ok=True)
-                backend.save(folder / name)
-
-        path = self._checkpoints.save(step, write=write, state=state)
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        seconds = time.perf_counter() - began
-        events.emit("checkpoint_saved", step=step, folder=path.name, size_bytes=size, seconds=seconds)

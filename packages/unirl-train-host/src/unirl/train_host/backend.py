@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +34,11 @@ from .optimizer import Optimizer
 from .quantize import is_quantized, quantize
 from .ranks import Ranks
 from .sharding import allocate, compile_blocks, fill, find_blocks, is_empty, recompute, reshard, shard
+from .staging import Staging
 from .updater import ShardedUpdater
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from unirl.core.roles import Job, Model, Policy, TrainReport
     from unirl.core.specs.config import TrainConfig
     from unirl.core.types.track import Track
@@ -44,6 +47,8 @@ __all__ = ["ShardedBackend"]
 
 CRITIC = "critic"
 """Folder of the critic within a checkpoint."""
+Saved: TypeAlias = tuple[str, Mapping[str, Tensor], Mapping[str, Any]]
+"""Name of a folder within a checkpoint, and its tensors and facts."""
 
 
 class ShardedBackend(Backend):
@@ -78,6 +83,7 @@ class ShardedBackend(Backend):
         if config.compile == "blocks":
             compile_blocks(blocks, device=self._device)
         self._ranks = self._join(model)
+        self._staging = Staging(self._device)
         if config.quantize != "none":
             self._quantize(model, blocks)
         self._offloaded: OffloadedBlocks | None = None
@@ -285,6 +291,29 @@ class ShardedBackend(Backend):
 
     def save(self, folder: Path) -> None:
         """Write trainable weights, optimizer state, averages and counters; what never changes is not saved."""
+        self._write(folder, self._saved())
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """See `unirl.core.roles.Backend`."""
+        places, tensors, facts = zip(*self._saved(), strict=True)
+        copies = list(zip(places, self._staging.copies(tensors), facts, strict=True))
+        group = self._ranks.background_group
+
+        def write(folder: Path) -> None:
+            try:
+                self._write(folder, copies, group=group)
+            except BaseException as error:
+                # The error outlives the run, and its frames hold the copies.
+                traceback.clear_frames(error.__traceback__)
+                self._staging.free()
+                raise
+            finally:
+                copies.clear()
+
+        return write
+
+    def _saved(self) -> Sequence[Saved]:
+        """Tensors and facts of each folder of a checkpoint, the first of them its own. Collective."""
         assert self._using == "live", f"saving inside policy {self._using!r} would save its weights as the live ones"
         reshard(self._module)
         facts = {
@@ -292,13 +321,24 @@ class ShardedBackend(Backend):
             **self._optimizer.facts(),
             "moves": {name: copy.num_moves for name, copy in self._averages().items()},
         }
-        written = [(folder, {**self._weight_tensors(), **self._optimizer.moments()}, facts)]
+        saved: list[Saved] = [("", {**self._weight_tensors(), **self._optimizer.moments()}, facts)]
         if self._critic is not None:
             optimizer = self._critic.optimizer
-            written.append((folder / CRITIC, {**self._critic.tensors(), **optimizer.moments()}, optimizer.facts()))
+            saved.append((CRITIC, {**self._critic.tensors(), **optimizer.moments()}, optimizer.facts()))
+        return saved
+
+    def _write(
+        self,
+        folder: Path,
+        saved: Sequence[Saved],
+        *,
+        group: ProcessGroup | None = None,
+    ) -> None:
         is_writer, single = self._ranks.rank == 0, not self._ranks.is_grouped
-        for place, tensors, numbers in written:
-            checkpoint.write(place, tensors=tensors, facts=numbers, is_writer=is_writer, single=single)
+        for place, tensors, facts in saved:
+            checkpoint.write(
+                folder / place, tensors=tensors, facts=facts, is_writer=is_writer, single=single, group=group
+            )
 
     def load(self, folder: Path) -> None:
         """Resume from a checkpoint, on any number of ranks.
@@ -332,6 +372,7 @@ class ShardedBackend(Backend):
         self._to(self._device)
 
     def close(self) -> None:
+        self._staging.free()
         self._ranks.close()
 
     def _prepare(self, model: Model, seed: int) -> int:

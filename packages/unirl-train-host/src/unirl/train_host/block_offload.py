@@ -8,17 +8,18 @@ pass.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from unirl.core.errors import RunFailed
+
+from .pinned import pin
 
 __all__ = ["OffloadedBlocks", "frozen_places"]
 
@@ -74,7 +75,7 @@ class OffloadedBlocks:
         for index, (block, places) in enumerate(frozen_places(module, blocks).items()):
             host, weights = _taken(places, names, fill)
             if self._stream is not None:
-                _pin(host)
+                pin(host, key="backend.offload_frozen", instead="none")
             self._hosts.append(host)
             self._weights.append(weights)
             block.register_forward_pre_hook(partial(self._before_forward, index))
@@ -246,17 +247,3 @@ def _view(memory: Tensor, start: int, *, like: Tensor) -> nn.Parameter:
     weight that autograd would object to."""
     part = memory[start : start + like.nbytes].view(like.dtype).view(like.shape)
     return nn.Parameter(part.data, requires_grad=False)
-
-
-def _pin(memory: Tensor) -> None:
-    """Lock the pages of a memory, so that a GPU copies from it by itself. torch's `pin_memory` would take the next
-    power of two of its size."""
-    runtime: Any = cast("Any", torch.cuda).cudart()
-    place = memory.data_ptr()
-    # 1: for all contexts, as torch's own staging of checkpoints does.
-    if memory.nbytes and (code := int(runtime.cudaHostRegister(place, memory.nbytes, 1))):
-        raise RunFailed(
-            f"backend.offload_frozen: {memory.nbytes / 2**20:.0f} MiB of CPU memory for a block cannot be pinned (CUDA "
-            f"error {code}). See whether `ulimit -l` or the container limits locked memory, or use none."
-        )
-    weakref.finalize(memory, runtime.cudaHostUnregister, place)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -62,10 +63,17 @@ class Opened:
 
 
 def write(
-    folder: Path, *, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], is_writer: bool, single: bool
+    folder: Path,
+    *,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    is_writer: bool,
+    single: bool,
+    group: ProcessGroup | None = None,
 ) -> None:
     """Write tensors and facts. Collective; `is_writer` is true on one rank. DCP's metadata comes last and completes it.
 
+    group: of all ranks, for a thread beside one that uses the default group; None is the default group.
     folder: its parent must exist: on another machine it does where the file system is shared, and nowhere else.
     Raises what the writer of a rank raised, an OSError before all others.
     """
@@ -73,13 +81,14 @@ def write(
     if is_writer:
         (folder / FACTS).write_text(json.dumps({"format": FORMAT, **facts}, indent=1), encoding="utf-8")
     try:
-        with warnings.catch_warnings():
-            # One rank without a process group is what was asked for.
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-            save(dict(tensors), checkpoint_id=folder, no_dist=single)
+        # One rank without a process group is what was asked for. Not in `catch_warnings`, which is not thread-safe.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        save(dict(tensors), checkpoint_id=folder, process_group=group, no_dist=single)
     except CheckpointException as error:
         causes = [failure[0] for failure in error.failures.values()]
-        raise next((cause for cause in causes if isinstance(cause, OSError)), causes[0]) from error
+        cause = next((cause for cause in causes if isinstance(cause, OSError)), causes[0])
+        # DCP's frames hold the tensors. The text of its error has the tracebacks of all ranks.
+        raise cause.with_traceback(None) from error.with_traceback(None)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

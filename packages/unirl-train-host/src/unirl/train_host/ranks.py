@@ -83,6 +83,7 @@ class Ranks:
         self._rows_group: dist.ProcessGroup | None = None
         if tensor > 1:
             self._rows_group = self.mesh["replicate", "shard"]._flatten("rows").get_group()
+        self._background_group: dist.ProcessGroup | None = None
         self._sequences: DeviceMesh | None = None
         if sequence > 1:
             sizes, dims = (self.num_ranks, sequence), ("rows", "sequence")
@@ -115,6 +116,16 @@ class Ranks:
         """The ranks of this rank's sequence."""
         assert self._sequences is not None, "mesh.sequence is 1"
         return self._sequences["sequence"]
+
+    @property
+    def background_group(self) -> dist.ProcessGroup | None:
+        """All ranks, for a thread beside the one that trains: calls of two threads on one group would mix. None where
+        there is no group. Collective."""
+        if self.is_grouped and self._background_group is None:
+            group = dist.new_group(backend="gloo")
+            assert isinstance(group, dist.ProcessGroup), "every rank is in it"
+            self._background_group = group
+        return self._background_group
 
     def check_same_rows(self, sample_ids: Iterable[str]) -> None:
         """Raise RunFailed on all ranks that share the work on each sample, unless all have these samples. Collective.
@@ -170,6 +181,9 @@ class Ranks:
 
     def close(self) -> None:
         """Leave the group; the last user of a group created here destroys it."""
+        group, self._background_group = self._background_group, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
         _release(int(self._owns))
         self._owns = False
 

@@ -371,6 +371,15 @@ class Backend(Protocol):
         resumed run builds it again.
         """
 
+    def snapshot(self) -> Callable[[Path], None] | None:
+        """A copy in CPU memory of what `save` writes, as the function that writes it to a folder, file for file as
+        `save` would have; None where the backend makes none, and a save takes as long as `save`.
+
+        The function is called at most once, in another thread, while everything here may be called. The next snapshot
+        is taken after it has returned, so it may use the same memory. Both are collective.
+        """
+        return None
+
     @abstractmethod
     def load(self, folder: Path) -> None:
         """Continue from a folder of `save`. Raises CheckpointError, before anything changes, where it cannot."""

@@ -252,6 +252,9 @@ class RunConfig:
     """Run folder; empty makes `runs/<name>-<time>`."""
     save_every: int = limit(0, least=0)
     """Steps between checkpoints; 0 saves at the end only. Ctrl-C also saves."""
+    save_async: bool = False
+    """Write checkpoints beside the steps that follow: a save then takes the time of a copy to CPU memory, and the copy
+    stays there. The files are the same. Where a backend makes no copy, the run waits for the write."""
     keep: int = limit(2, least=0)
     """Number of newest checkpoints to keep; 0 keeps all."""
     export_every: int = limit(0, least=0)

@@ -66,6 +66,7 @@ NOT_HASHED = (
     "run.max_steps",
     "run.stop_at",
     "run.save_every",
+    "run.save_async",
     "run.export_every",
     "run.export_best",
     "run.keep",

@@ -164,6 +164,11 @@ class _Counted:
             notes.append(
                 f"CPU memory: encoders and decoder are there while they are idle, {idle / 2**30:.2g} GiB each process"
             )
+        if self._plan.run.save_async and self._on_accelerator:
+            notes.append(
+                "CPU memory: run.save_async keeps a copy of what it saves, "
+                f"{self._staged_bytes() / 2**30:.2g} GiB each train process"
+            )
         if self._is_external and not self._engine_share:
             notes.append(f"buffers that engine {self._stage.engine.name!r} allocates itself")
         if self._shards > 1 and self._memory.keeps_gathered == "auto" and not self._device_bytes:
@@ -204,6 +209,7 @@ class _Counted:
             "gradients": FP32 * self._elements if memory.whole_gradients and self._ranks > 1 else trained,
             "optimizer": memory.optimizer_bytes * self._elements / self._shards,
             **dict.fromkeys(memory.copies, trained),
+            "copies to save": 0 if self._on_accelerator or not self._plan.run.save_async else self._staged_bytes(),
             "gathered blocks": self._gathered() if wraps else 0,
             "activations": self._activations(),
             "logits": min(size.most_head_bytes, self._rows() * size.head_bytes),
@@ -365,13 +371,21 @@ class _Counted:
         is_serial = self._stage.train.is_serial(self._plan.run.device)
         return copied_bytes(self._stage, self._size, generates=generates, is_serial=is_serial, **own)
 
+    @property
+    def _saved_copies(self) -> int:
+        """The trained weights and their averages; the reference policy is that of the base."""
+        return 1 + len([name for name in self._memory.copies if name != "reference"])
+
+    def _staged_bytes(self) -> float:
+        """Trained weights, their averages and moments of a train process, as `run.save_async` copies them."""
+        return self._elements * (FP32 * self._saved_copies + self._memory.optimizer_bytes) / self._shards
+
     def _checkpoint_bytes(self) -> int:
-        """Trained weights, their averages, moments, and a step count each; the reference policy is that of the base."""
-        memory, tensors = self._memory, self._size.tuned_tensors
-        copies = 1 + len([name for name in memory.copies if name != "reference"])
+        """Trained weights, their averages, moments, and a step count each."""
+        copies, tensors = self._saved_copies, self._size.tuned_tensors
         # The shards of a tensor are saved one by one; a step count is not sharded.
         saved = tensors * ((copies + 2) * self._shards + 1)
-        moments = math.ceil(self._elements * memory.optimizer_bytes)
+        moments = math.ceil(self._elements * self._memory.optimizer_bytes)
         return self._elements * FP32 * copies + moments + FP32 * tensors + SAVED_TENSOR * saved
 
     def _num_checkpoints(self) -> int:

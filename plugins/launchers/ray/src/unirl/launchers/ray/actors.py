@@ -43,6 +43,8 @@ class Call:
     method: str
     args: tuple[Any, ...] = ()
     named: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    is_background: bool = False
+    """Whether it runs beside the worker's other calls, in a thread of its own."""
 
 
 class WorkerDied(RunFailed):

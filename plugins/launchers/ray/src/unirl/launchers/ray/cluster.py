@@ -321,7 +321,8 @@ class Cluster:
     def _sent(self, call: Call) -> Any:
         data = self.traffic.sent(packed((call.args, dict(call.named))))
         try:
-            return call.actor.handle.call.remote(call.method, data)
+            handle = call.actor.handle
+            return (handle.background if call.is_background else handle.call).remote(call.method, data)
         except Exception as error:
             # Large arguments go into the object store first, which may be full.
             raise explained(error, call.actor, call.method, others=self._actors) from error

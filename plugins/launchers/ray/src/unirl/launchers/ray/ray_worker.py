@@ -41,7 +41,8 @@ class WorkerGone(RunFailed):
 
 
 class RayWorker:
-    """A `Worker` as an actor. One call runs at a time; tensor reads and health checks do not wait for it."""
+    """A `Worker` as an actor. One call runs at a time, and one background call; tensor reads and health checks wait for
+    neither."""
 
     def __init__(self, run: str, name: str) -> None:
         self._run, self._name = run, name
@@ -76,6 +77,10 @@ class RayWorker:
         arguments. Returns the packed answer."""
         args, named = unpacked(data)
         return packed(attrgetter(method)(self._opened)(*args, **named))
+
+    def background(self, method: str, data: bytes) -> bytes:
+        """`call` in a thread beside the one of `call`."""
+        return self.call(method, data)
 
     def aside(self, method: str) -> Any:
         """A call without arguments that does not wait for the running one: it aborts it, or checks health."""
@@ -137,7 +142,11 @@ def actor_class() -> Any:
     """`RayWorker` decorated as a Ray actor class."""
     import ray
 
-    read = ray.method(concurrency_group="data")
-    cls = type("RayWorker", (RayWorker,), {"answer": read(RayWorker.answer), "aside": read(RayWorker.aside)})
+    read, beside = (ray.method(concurrency_group=group) for group in ("data", "background"))
+    methods = {
+        "answer": read(RayWorker.answer),
+        "aside": read(RayWorker.aside),
+        "background": beside(RayWorker.background),
+    }
     decorate: Any = ray.remote  # its overloads lack concurrency groups
-    return decorate(concurrency_groups={"data": 2})(cls)
+    return decorate(concurrency_groups={"data": 2, "background": 1})(type("RayWorker", (RayWorker,), methods))

@@ -310,6 +310,14 @@ class RemoteBackend(Backend):
     def save(self, folder: Path) -> None:
         self._call("save", folder.resolve(), phase="checkpoint")
 
+    def snapshot(self) -> Callable[[Path], None] | None:
+        return self._write_snapshot if all(self._call("snapshot", phase="checkpoint")) else None
+
+    def _write_snapshot(self, folder: Path) -> None:
+        args = (self._learner, folder.resolve())
+        calls = [Call(actor=actor, method="write_snapshot", args=args, is_background=True) for actor in self._actors]
+        self._cluster.run(calls, phase="checkpoint")
+
     def load(self, folder: Path) -> None:
         self._session.versions.trained[self._learner] = self._call("load", folder.resolve(), phase="resume")[0]
 

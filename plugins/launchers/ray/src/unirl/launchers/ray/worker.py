@@ -102,6 +102,8 @@ class Worker:
         self._rewards: Mapping[str, Any] = {}
         self._policy: ExitStack | None = None
         self._brought: list[Track] | None = None
+        self._snapshots: dict[str, Callable[[Path], None]] = {}
+        """Learner -> the function that writes its latest snapshot."""
         self._kept: dict[tuple[int, str], list[Any]] = {}
         """Rollout number and track -> handles of its tensors stored here."""
         self._said: dict[str, list[Any]] = {}
@@ -354,6 +356,17 @@ class Worker:
 
     def save(self, learner: str, folder: Path) -> None:
         self.parts.backends[learner].save(folder)
+
+    def snapshot(self, learner: str) -> bool:
+        """Take a snapshot for `write_snapshot`; returns whether the backend makes one."""
+        write = self.parts.backends[learner].snapshot()
+        if write is not None:
+            self._snapshots[learner] = write
+        return write is not None
+
+    def write_snapshot(self, learner: str, folder: Path) -> None:
+        """Collective, beside other calls."""
+        self._snapshots.pop(learner)(folder)
 
     def load(self, learner: str, folder: Path) -> int:
         self.parts.backends[learner].load(folder)
