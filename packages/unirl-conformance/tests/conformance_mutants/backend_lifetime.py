@@ -64,6 +64,8 @@ MUTANTS = [
             changes={"load": then(lambda part, *_: part.restart())}),
     backend("forgets-the-average", RESUMED, "does not load the average", (*FULL, Cap.EMA),
             changes={"load": keeps_the_average}),
+    backend("snaps-late", "a-snapshot-keeps-the-state-of-its-moment", "writes what it is when a snapshot is written",
+            changes={"snapshot": lambda part, _: part.save}),
     backend("goes-on-without-files", "a-damaged-checkpoint-is-refused-and-changes-nothing",
             "loads nothing from a damaged checkpoint, in silence", changes=silent(lambda is_foreign: not is_foreign)),
     backend("goes-on-without-weights", "a-foreign-checkpoint-is-refused-and-changes-nothing",

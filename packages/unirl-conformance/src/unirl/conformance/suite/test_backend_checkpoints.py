@@ -11,6 +11,7 @@ import torch
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.trainer import Trainer, largest_gap
 from unirl.conformance.fixtures.backend import BackendCase, refuses
+from unirl.conformance.verdicts import NotApplicable
 from unirl.core.errors import CheckpointError
 
 SETTINGS: Mapping[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.02}
@@ -48,6 +49,33 @@ def test_a_resumed_training_is_the_uninterrupted_one(case: BackendCase) -> None:
         differ = [name for name in expected if not torch.equal(result[name], expected[name])]
         assert not differ, f"{training}: {len(differ)} of {len(expected)} tensors differ, such as {differ[0]!r}"
         assert versions == (4, 4), f"{training}: after 2 + 2 and after 4 steps the versions are {versions}"
+
+
+@claim("backend")
+def test_a_snapshot_keeps_the_state_of_its_moment(case: BackendCase) -> None:
+    """A snapshot that is written after a further step resumes as a checkpoint saved in its place does, bit for bit.
+
+    If it fails: `snapshot` has to copy weights, moments, averages and every count, and what it returns may write
+    nothing else; a view of a tensor that trains is no copy.
+    """
+    for training in case.trainings:
+        caps, folder = case.extras(training), case.folder / training
+        with case.backend(training, *caps, **SETTINGS) as straight:
+            train(case, straight, 0, 1)
+            write = straight.backend.snapshot()
+            if write is None:
+                raise NotApplicable("the backend takes no snapshots")
+            train(case, straight, 2)
+            write(folder)
+            train(case, straight, 3)
+            expected = straight.everything()
+        with case.backend(training, *caps, seed=9, **SETTINGS) as resumed:
+            resumed.backend.load(folder)
+            assert resumed.backend.version == 2, f"version {resumed.backend.version} after loading one of 2 steps"
+            train(case, resumed, 2, 3)
+            result = resumed.everything()
+        differ = [name for name in expected if not torch.equal(result[name], expected[name])]
+        assert not differ, f"{training}: {len(differ)} of {len(expected)} tensors differ, such as {differ[0]!r}"
 
 
 def cut(path: Path) -> None:
