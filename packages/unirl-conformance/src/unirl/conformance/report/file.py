@@ -114,7 +114,8 @@ def _entries(outcomes: Iterable[Outcome]) -> dict[str, Any]:
 
 
 def _plain(value: float) -> float:
-    return int(value) if abs(value) < 1e15 and value == int(value) else value
+    """Four digits: another machine rounds otherwise anyway."""
+    return int(value) if abs(value) < 1e15 and value == int(value) else float(f"{value:.4g}")
 
 
 def _counts(untried: Iterable[Untried]) -> list[dict[str, object]]:
@@ -139,7 +140,7 @@ def _laid_out(value: Any, levels: int, indent: str) -> str:
     if levels and value and isinstance(value, list):
         items = cast(list[Any], value)
         return "[\n" + ",\n".join(inner + _laid_out(each, levels - 1, inner) for each in items) + f"\n{indent}]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _report(data: Mapping[str, Any]) -> Report:
