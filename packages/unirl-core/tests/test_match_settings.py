@@ -137,6 +137,11 @@ def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
             "advantage.keep_best: got keep_best 5 + keep_worst 4, expected at most 8, the samples of a group. Use "
             "fewer, or raise data.samples_per_prompt.",
         ),
+        (
+            "advantage",
+            {"combine": "normalize-sum-normalize", "normalize": False},
+            "advantage.combine: got 'normalize-sum-normalize', but advantage.normalize is false.",
+        ),
         ("advantage", {"keep_worst": 9}, "advantage.keep_worst: got keep_worst 9, expected at most 8"),
     ],
 )

@@ -126,6 +126,8 @@ def test_two_rewards_can_be_summed_before_or_after_normalising():
         1e-5,  # five digits
     )
     close(combine_rewards(parts, mode="normalize-then-sum", **options).values, [-1.0, 0, 0, 1])
+    # Divided by the standard deviation of these, the root of a half.
+    close(combine_rewards(parts, mode="normalize-sum-normalize", **options).values, [-(2**0.5), 0, 0, 2**0.5])
     clipped = combine_rewards(parts, mode="normalize-then-sum", clip=0.25, **options)
     close(clipped.values, [-0.25, 0, 0, 0.25])
 
@@ -133,7 +135,7 @@ def test_two_rewards_can_be_summed_before_or_after_normalising():
 def test_a_combined_group_is_without_spread_when_every_part_is():
     parts = {"a": torch.tensor([1.0, 1, 1, 2]), "b": torch.tensor([5.0, 5, 3, 4])}
     groups = ["x", "x", "y", "y"]
-    for mode in ("sum-then-normalize", "normalize-then-sum"):
+    for mode in ("sum-then-normalize", "normalize-then-sum", "normalize-sum-normalize"):
         result = combine_rewards(parts, weights={"a": 1.0, "b": 1.0}, group_ids=groups, mode=mode)
         assert result.num_zero_spread_groups == 1
         assert result.values[:2].tolist() == [0.0, 0.0]

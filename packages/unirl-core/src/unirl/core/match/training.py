@@ -59,6 +59,12 @@ def _comparison(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[
             text=f"got {stage.samples}, so every group has zero variance and all advantages would be 0; use 2 or more, "
             f"or {at('advantage')}.center=global.",
         )
+    if own.combine == "normalize-sum-normalize" and not own.normalize:
+        yield Reason(
+            key=f"{at('advantage')}.combine",
+            text=f"got 'normalize-sum-normalize', but {at('advantage')}.normalize is false. Set it to true, or use "
+            "normalize-then-sum, which then adds centred rewards.",
+        )
     for name in ("values", "keep_best", "keep_worst"):
         value = getattr(own, name)
         if value not in ("scores", 0) and not compares:

@@ -347,8 +347,11 @@ class AdvantageConfig:
     the others cost no forward. Advantages are computed over the whole group first. Both 0 keep all samples."""
     keep_worst: int = limit(0, least=0, most=10**6)
     """Samples of each group with the lowest advantages to train on, see `keep_best`."""
-    combine: str = one_of("sum-then-normalize", "normalize-then-sum", default="sum-then-normalize")
-    """How several rewards are combined: `sum-then-normalize` or `normalize-then-sum`."""
+    combine: str = one_of(
+        "sum-then-normalize", "normalize-then-sum", "normalize-sum-normalize", default="sum-then-normalize"
+    )
+    """How several rewards are combined: summed before advantages are computed, or after that of each. The last also
+    whitens the sum over the rollout, so its scale does not grow with the number of rewards (GDPO)."""
     constant_reward: str = one_of("skip", "fail", default="skip")
     """When all samples of a step get the same reward: `skip` the update and report it, or `fail`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from .rank_values import RewardValues, rank_values
 
 Scope = Literal["group", "global"]
-Mode = Literal["sum-then-normalize", "normalize-then-sum"]
+Mode = Literal["sum-then-normalize", "normalize-then-sum", "normalize-sum-normalize"]
 _Floats = NDArray[np.float64]
 
 
@@ -96,6 +96,8 @@ def combine_rewards(
     row_weights: the `weights` of `advantages`; the other arguments are as there.
     mode: "sum-then-normalize" adds the rewards first, so the part with the widest scale decides.
     "normalize-then-sum" adds the advantages of the parts, so each counts by its weight.
+    "normalize-sum-normalize" also whitens that sum over the batch, so its scale does not grow with the number of parts
+    (GDPO, arXiv 2601.05242).
     values: name -> what takes the place of a part's scores before that, see `rank_values`; the scores where it is not
     named.
     A group counts as zero-spread when every part is constant in it.
@@ -134,13 +136,18 @@ def combine_rewards(
 
     if mode == "sum-then-normalize":
         combined = normalized(_weighted_sum(scored, weights))
-    elif mode == "normalize-then-sum":
+    elif mode in ("normalize-then-sum", "normalize-sum-normalize"):
         combined = _weighted_sum({name: normalized(part) for name, part in scored.items()}, weights)
     else:
-        raise ValueError(
-            f"combine_rewards: mode '{mode}' is not known; known are sum-then-normalize, normalize-then-sum."
-        )
+        raise ValueError(f"combine_rewards: mode '{mode}' is not known; known are {', '.join(get_args(Mode))}.")
     is_constant = np.all([batch.is_constant(part) for part in scored.values()], axis=0)
+    if mode == "normalize-sum-normalize":
+        combined = _normalized(
+            combined, batch, scope="global", center="global", ddof=ddof, eps=eps, normalize=True, leave_one_out=False
+        )
+        if center == "group":
+            # Their sum is 0, and the rounding of the batch's mean must not give them a tiny signal.
+            combined = np.where(is_constant[batch.group], 0.0, combined)
     return batch.finish(combined, is_constant=is_constant, clip=clip, device=first.device)
 
 
