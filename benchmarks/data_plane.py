@@ -20,7 +20,7 @@ from typing import Any
 import ray
 import torch
 from unirl.core.roles import Transport, TransportPlace
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.launchers.ray.ray_worker import SETTINGS
 from unirl.transfer import tensor_store
 from unirl.transfer.remote_rows import Piece, RemoteRows

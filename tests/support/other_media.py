@@ -8,7 +8,7 @@ from typing import Any
 
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import PartConfig, RewardConfig
+from unirl.core.specs.part_config import PartConfig, RewardConfig
 from unirl.core.specs.spec import ModelSpec, RewardExample, RewardSpec
 
 
@@ -46,7 +46,7 @@ def reward(name: str, media: Any) -> RewardSpec:
         name=name,
         summary="The mean square of what is scored",
         build=f"{__name__}:{name}",
-        config="unirl.core.specs.config:RewardConfig",
+        config="unirl.core.specs.part_config:RewardConfig",
         scale="[0, 1]",
         range=(0.0, 1.0),
         media=media,

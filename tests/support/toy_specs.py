@@ -9,7 +9,8 @@ from typing import Any
 from plans import changed, one_stage
 from unirl.core.match.match import match
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import BackendConfig, DataConfig, PartConfig, RewardConfig
+from unirl.core.specs.config import DataConfig
+from unirl.core.specs.part_config import BackendConfig, PartConfig, RewardConfig
 from unirl.core.specs.plan import Choice, Plan
 from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec
 from unirl.core.types.sampling import LatentSamplingConfig

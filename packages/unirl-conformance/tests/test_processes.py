@@ -16,7 +16,8 @@ from torch.multiprocessing import ProcessRaisedException
 from unirl.conformance.doubles import two_ranks
 from unirl.conformance.doubles.processes import MARK, marked
 from unirl.conformance.doubles.transport_process import Setup, TransportProcess
-from unirl.core.specs.config import PartConfig, TrainConfig
+from unirl.core.specs.config import TrainConfig
+from unirl.core.specs.part_config import PartConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -25,7 +25,7 @@ from unirl.core.specs.spec import (
 
 CODE = """
 from dataclasses import dataclass
-from unirl.core.specs.config import BackendConfig, PartConfig, RewardConfig
+from unirl.core.specs.part_config import BackendConfig, PartConfig, RewardConfig
 
 NUMBER = 3
 
@@ -127,10 +127,10 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
         (
             MODEL,
             {"config": f"{P}:Foreign"},
-            "config: .* is not a dataclass that inherits unirl.core.specs.config.PartConfig",
+            "config: .* is not a dataclass that inherits unirl.core.specs.part_config.PartConfig",
         ),
         (MODEL, {"config": f"{P}:build_model"}, "config: .* is not a dataclass"),
-        (REWARD, {"config": f"{P}:Config"}, "inherits unirl.core.specs.config.RewardConfig"),
+        (REWARD, {"config": f"{P}:Config"}, "inherits unirl.core.specs.part_config.RewardConfig"),
         (MODEL, {"config": "nowhere:Config"}, "config: .*importing it raised ModuleNotFoundError"),
         (MODEL, {"config": f"{P}:NoDefault"}, "cannot be created from its defaults: ValueError: path is needed"),
         (MODEL, {"tiny": Miniature(write=f"{P}:gone")}, "tiny.write: .*it has no attribute 'gone'"),
@@ -184,7 +184,7 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
         (ENGINE, {"reads_weights": False}, "reads_weights: False, but the capability weights-shared says"),
         (BACKEND, {"trial": {"lrr": 1.0}}, "trial: .* has no key 'lrr'; did you mean 'lr'"),
         (BACKEND, {"enabled_by": {Cap.EMA: {"average.kind": "x"}}}, r"enabled_by\[ema\]: .* has no key 'average'"),
-        (BACKEND, {"config": f"{P}:Config"}, "inherits unirl.core.specs.config.BackendConfig"),
+        (BACKEND, {"config": f"{P}:Config"}, "inherits unirl.core.specs.part_config.BackendConfig"),
         (REWARD, {"range": (1.0, 0.0)}, "range: .* is empty"),
         (REWARD, {"examples": ()}, "examples: none"),
         (REWARD, {"examples": (RewardExample(draw=f"{P}:gone"),)}, r"examples\[0\].draw: .*no attribute 'gone'"),

@@ -13,7 +13,7 @@ import pytest
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import BackendConfig, PartConfig, RewardConfig
+from unirl.core.specs.part_config import BackendConfig, PartConfig, RewardConfig
 from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, TrackerSpec
 
 # What the tests of this folder share lies beside them.

@@ -15,7 +15,8 @@ from unirl.core.limits import LARGEST_INT, Limit, Reason, broken_limits, limit, 
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs import config as schema
 from unirl.core.specs.check import check_config
-from unirl.core.specs.config import PartConfig, RunConfig
+from unirl.core.specs.config import RunConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.specs.spec import KINDS
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 

@@ -22,7 +22,8 @@ from toy_specs import (
 from unirl.core.limits import Reason
 from unirl.core.match.match import match_parts
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import PartConfig, RunConfig, TrainConfig
+from unirl.core.specs.config import RunConfig, TrainConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.engine_host.config import ExternalConfig
 from unirl.engine_host.text_config import ExternalTextConfig

@@ -20,7 +20,8 @@ from toy_specs import (
 )
 from unirl.core.match.match import match
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import DataConfig, PartConfig, RunConfig, TrainConfig
+from unirl.core.specs.config import DataConfig, RunConfig, TrainConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.specs.plan import Choice, Plan
 from unirl.core.specs.spec import EngineSpec, LauncherSpec
 

@@ -16,7 +16,8 @@ from toy_specs import (
     refusals,
 )
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import EvalConfig, RewardConfig
+from unirl.core.specs.config import EvalConfig
+from unirl.core.specs.part_config import RewardConfig
 from unirl.core.specs.plan import Choice
 from unirl.core.types.sampling import TextSamplingConfig
 

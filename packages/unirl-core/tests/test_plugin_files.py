@@ -20,7 +20,7 @@ from unirl.core.plugins.files import file_version, plugin_files
 GROUP = "nothing-is-installed.v1"
 GOOD = '''
     """One tracker."""
-    from unirl.core.specs.config import PartConfig
+    from unirl.core.specs.part_config import PartConfig
     from unirl.core.plugins.hookspec import hookimpl
     from unirl.core.specs.spec import TrackerSpec
     from dataclasses import dataclass

@@ -25,14 +25,8 @@ from unirl.core.roles import (
     WeightUpdate,
 )
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import (
-    BackendConfig,
-    DataConfig,
-    PartConfig,
-    RewardConfig,
-    RunConfig,
-    TrainConfig,
-)
+from unirl.core.specs.config import DataConfig, RunConfig, TrainConfig
+from unirl.core.specs.part_config import BackendConfig, PartConfig, RewardConfig
 from unirl.core.specs.plan import Choice, Plan
 from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec
 from unirl.core.types.data import Prompt

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from unirl.core.errors import RunFailed
 from unirl.core.roles import EpisodeFailed, Observation
-from unirl.core.specs.config import EnvironmentConfig
+from unirl.core.specs.part_config import EnvironmentConfig
 from unirl.core.specs.plan import Choice
 from unirl.core.specs.spec import EnvironmentExample, EnvironmentSpec
 from unirl.core.types.inputs import Inputs

@@ -13,7 +13,7 @@ import pytest
 import torch
 from unirl.core.errors import PluginBroken, RewardFailed, RunFailed
 from unirl.core.roles import ScoreInput, Scores
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 from unirl.core.specs.plan import Choice
 from unirl.core.specs.spec import EngineSpec, ModelSpec, RewardSpec, Spec, TrackerSpec
 from unirl.core.types.inputs import Inputs

@@ -16,7 +16,7 @@ from unirl.core.errors import RewardFailed
 from unirl.core.match.match import match
 from unirl.core.observe.caption import captions
 from unirl.core.roles import Job, ScoreInput, Scores, TrainReport
-from unirl.core.specs.config import GateConfig, RewardConfig
+from unirl.core.specs.part_config import GateConfig, RewardConfig
 from unirl.core.specs.plan import Choice, Plan
 from unirl.core.specs.spec import RewardSpec
 from unirl.core.types.batch import same

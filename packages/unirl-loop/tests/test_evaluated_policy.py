@@ -11,7 +11,8 @@ from loop_toy import ToyBackend, ToyEngine, parts, plan, prompts, run
 from plans import changed
 from unirl.core.roles import WeightUpdate
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import BackendConfig, EvalConfig
+from unirl.core.specs.config import EvalConfig
+from unirl.core.specs.part_config import BackendConfig
 from unirl.core.specs.plan import Plan
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track

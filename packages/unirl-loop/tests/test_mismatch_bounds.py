@@ -13,7 +13,8 @@ from plans import changed
 from unirl.core.match.mismatch_bounds import train_settings
 from unirl.core.roles import Job, TrainReport
 from unirl.core.specs.capability import Needs
-from unirl.core.specs.config import PartConfig, TrainConfig
+from unirl.core.specs.config import TrainConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.specs.spec import AlgorithmSpec
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig

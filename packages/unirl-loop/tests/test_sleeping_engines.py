@@ -12,7 +12,7 @@ from plans import changed
 from unirl.core.match.asynchrony import asynchrony
 from unirl.core.roles import WeightReceipt, WeightUpdate
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.specs.plan import Plan
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track

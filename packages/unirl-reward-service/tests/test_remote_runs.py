@@ -48,7 +48,7 @@ CHANGE = """
 import torch
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import Scores
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 from unirl.core.specs.spec import RewardSpec
 from unirl.numerics.media import load_image
 
@@ -69,7 +69,7 @@ def build(config, *, device):
 
 @hookimpl
 def unirl_rewards():
-    own = {"build": f"{__name__}:build", "config": "unirl.core.specs.config:RewardConfig", "parts": ("first",)}
+    own = {"build": f"{__name__}:build", "config": "unirl.core.specs.part_config:RewardConfig", "parts": ("first",)}
     return [RewardSpec(name="change", summary="s", scale="0 to 1", range=(0.0, 1.0), media="image", **own)]
 """
 """How far an image is from those that it is made from."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from unirl.core.errors import RunFailed
 from unirl.core.roles import Transport, TransportCounts, TransportPlace
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.transfer import tensor_store
 from unirl.transfer.remote_rows import Piece, RemoteRows
 from unirl.transfer.tensor_store import Blob, TensorStore

@@ -24,7 +24,7 @@ SPEC = EnvironmentSpec(
     name="stop",
     summary="Says random numbers until it is told to stop",
     build=f"{__name__}:build_healthy",
-    config="unirl.core.specs.config:EnvironmentConfig",
+    config="unirl.core.specs.part_config:EnvironmentConfig",
     examples=(EnvironmentExample(prompt="Numbers, please.", answers=("more", "more", "stop")),),
 )
 

@@ -73,7 +73,7 @@ CONFIG = '''\
 {code}
 from dataclasses import dataclass, field
 
-from unirl.core.specs.config import BackendConfig, PartConfig, RewardConfig
+from unirl.core.specs.part_config import BackendConfig, PartConfig, RewardConfig
 
 
 @dataclass

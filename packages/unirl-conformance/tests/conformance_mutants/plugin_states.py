@@ -10,7 +10,7 @@ from unirl.conformance.doubles import tiny_denoiser as latent_model
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.specs.spec import EngineSpec, Gap, TrackerSpec
 from unirl.engines.trainside.plugin import SPEC as ENGINE
 
@@ -21,7 +21,7 @@ NOTES = TrackerSpec(
     name="notes",
     summary="Keeps notes of a run",
     build="unirl.core.names:did_you_mean",
-    config="unirl.core.specs.config:PartConfig",
+    config="unirl.core.specs.part_config:PartConfig",
 )
 
 

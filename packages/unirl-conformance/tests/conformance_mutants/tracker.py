@@ -89,7 +89,7 @@ SPEC = TrackerSpec(
     name="notes",
     summary="Numbers and captions as JSON lines",
     build=f"{__name__}:Notes",
-    config="unirl.core.specs.config:PartConfig",
+    config="unirl.core.specs.part_config:PartConfig",
 )
 (TENSORBOARD,) = unirl_trackers()
 

@@ -11,12 +11,8 @@ from unirl.algorithms.grpo.plugin import SPECS
 from unirl.core.limits import broken_limits
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import (
-    AdvantageConfig,
-    BackendConfig,
-    PartConfig,
-    TrainConfig,
-)
+from unirl.core.specs.config import AdvantageConfig, TrainConfig
+from unirl.core.specs.part_config import BackendConfig, PartConfig
 from unirl.core.specs.plan import Choice
 from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec
 from unirl.core.types.sampling import TextSamplingConfig
@@ -39,7 +35,11 @@ def reasons(name: str, *, log_probs: bool = True, **settings: Any) -> list[str]:
         section, _, field = key.partition(".")
         if section == "algorithm":
             given[field] = value
-    facts: dict[str, Any] = {"summary": "a part", "build": "unirl:none", "config": "unirl.core.specs.config:PartConfig"}
+    facts: dict[str, Any] = {
+        "summary": "a part",
+        "build": "unirl:none",
+        "config": "unirl.core.specs.part_config:PartConfig",
+    }
 
     def choice(spec: Any, config: PartConfig) -> Any:
         return Choice(key=spec.kind, spec=spec, config=config, dist="none", version="0")

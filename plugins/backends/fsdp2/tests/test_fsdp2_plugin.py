@@ -10,8 +10,9 @@ from unirl.backends.fsdp2.config import AverageConfig, CriticConfig, Fsdp2Config
 from unirl.backends.fsdp2.plugin import SPEC
 from unirl.core.limits import broken_limits
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import LauncherConfig, RunConfig
+from unirl.core.specs.config import RunConfig
 from unirl.core.specs.memory import Processes
+from unirl.core.specs.part_config import LauncherConfig
 from unirl.core.specs.spec import AlgorithmSpec, ModelSpec
 
 

@@ -24,7 +24,7 @@ from unirl.core.observe.tracking import Trackers
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import DiffusionModel, ScoreInput
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 from unirl.core.specs.plan import Plan
 from unirl.core.types.event import Event
 from unirl.core.types.inputs import Inputs

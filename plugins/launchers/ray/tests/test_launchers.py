@@ -193,7 +193,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import Scores
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 from unirl.core.specs.spec import RewardSpec
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from unirl.core.roles import ScoreInput
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 from unirl.core.specs.spec import RewardSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 from unirl.core.specs.spec import RewardSpec
 from unirl.rewards.rules.plugin import unirl_rewards
 

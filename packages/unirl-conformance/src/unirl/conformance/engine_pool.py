@@ -13,7 +13,7 @@ from unirl.core.errors import UniRLError
 from unirl.core.plugins.catalog import Found
 from unirl.core.roles import Engine, Model, WeightUpdate
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.specs.spec import EngineSpec, ModelSpec
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import SamplingConfig

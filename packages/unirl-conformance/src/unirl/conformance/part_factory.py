@@ -15,7 +15,7 @@ from unirl.core.errors import PluginBroken
 from unirl.core.plugins.catalog import Catalog, Found
 from unirl.core.roles import Model
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.specs.plan import Choice
 from unirl.core.specs.spec import EngineSpec, Miniature, ModelSpec, RewardSpec
 from unirl.core.types.data import MediaRef

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from unirl.core.types.array import Array
 
 if TYPE_CHECKING:
-    from unirl.core.specs.config import PartConfig
+    from unirl.core.specs.part_config import PartConfig
     from unirl.core.types.inputs import Inputs
     from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
     from unirl.core.types.track import Sampler

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args, get_origin, get_type
 from unirl.core.errors import PluginBroken
 from unirl.core.names import did_you_mean
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import CONFIG_BASES, PartConfig
+from unirl.core.specs.part_config import CONFIG_BASES, PartConfig
 from unirl.core.specs.spec import (
     RESERVED_PARTS,
     AlgorithmSpec,
@@ -91,7 +91,7 @@ def _config(spec: Spec, resolve: Resolve) -> Iterator[str]:
         return
     base = CONFIG_BASES.get(spec.kind, PartConfig)
     if not (isinstance(config, type) and is_dataclass(config) and issubclass(config, base)):
-        yield f"config: {spec.config!r} is not a dataclass that inherits unirl.core.specs.config.{base.__name__}."
+        yield f"config: {spec.config!r} is not a dataclass that inherits unirl.core.specs.part_config.{base.__name__}."
         return
     keys = [item.name for item in fields(config)]
     for what, key in _keys(spec):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from unirl.core.acceleration import NARROW, Acceleration
 from unirl.core.limits import Reason, limit, one_of
-from unirl.core.specs.config import PartConfig, code_of_variables
+from unirl.core.specs.part_config import PartConfig, code_of_variables
 from unirl.model_host.model_files import DTYPES
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from unirl.core.match.mismatch_bounds import train_settings
 from unirl.core.roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate, diffusion_model
 from unirl.core.roles.environment import RETURN
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.specs.plan import Choice, Learner, Plan, Stage
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.weights import MadeTensors, checksum

@@ -12,7 +12,7 @@ from unirl.core.roles import Environment, EpisodeFailed, Observation
 from .time_limit import TimeLimitReached, within
 
 if TYPE_CHECKING:
-    from unirl.core.specs.config import EnvironmentConfig
+    from unirl.core.specs.part_config import EnvironmentConfig
     from unirl.core.specs.plan import Choice
     from unirl.core.specs.spec import EnvironmentSpec
     from unirl.core.types.inputs import Inputs

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason
-from unirl.core.specs.config import LauncherConfig
+from unirl.core.specs.part_config import LauncherConfig
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage

@@ -23,7 +23,7 @@ from .requests import sample_seed, with_inputs
 
 if TYPE_CHECKING:
     from unirl.core.roles import Model, TextModel
-    from unirl.core.specs.config import EnvironmentConfig
+    from unirl.core.specs.part_config import EnvironmentConfig
     from unirl.core.specs.plan import Stage
     from unirl.core.types.request import Request
     from unirl.core.types.track import Track

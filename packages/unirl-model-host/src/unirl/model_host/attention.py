@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from unirl.core.limits import Reason
 
 if TYPE_CHECKING:
-    from unirl.core.specs.config import PartConfig
+    from unirl.core.specs.part_config import PartConfig
     from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["OF_DIFFUSERS", "OF_TRANSFORMERS", "Attention", "attention_problems", "is_flash"]

@@ -16,7 +16,7 @@ from unirl.core.specs.facts import near_endings
 from .model_files import read_json
 
 if TYPE_CHECKING:
-    from unirl.core.specs.config import PartConfig
+    from unirl.core.specs.part_config import PartConfig
     from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["checkpoint_problems", "lora_problems", "media_tokens", "past_embedding"]

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from unirl.core.errors import RecipeError
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.check import check_config
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 from unirl.core.specs.spec import RewardSpec
 from unirl.loop.checked_reward import CheckedReward
 from unirl.loop.parts import errors_under

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 from unirl.core.acceleration import BF16, FP16, FP32, Acceleration
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.match.mismatch_bounds import SIXTEEN_BITS
-from unirl.core.specs.config import BackendConfig, LauncherConfig
 from unirl.core.specs.memory import Processes, TrainingMemory
+from unirl.core.specs.part_config import BackendConfig, LauncherConfig
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 
 __all__ = ["WorkerStoreConfig"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from unirl.core.errors import RunFailed
 from unirl.core.roles import RemoteRowsLike, TransportCounts, TransportPlace
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 
 __all__ = ["Blob", "TensorStore", "Wanted", "build"]
 

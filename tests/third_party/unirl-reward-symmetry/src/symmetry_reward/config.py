@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unirl.core.limits import one_of
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 
 __all__ = ["AXES", "SymmetryConfig"]
 

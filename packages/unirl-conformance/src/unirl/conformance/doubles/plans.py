@@ -7,7 +7,8 @@ from importlib.metadata import version
 from typing import Any
 
 from unirl.core.recipe.stages import stages_of
-from unirl.core.specs.config import DataConfig, PartConfig, RecipeConfig, RunConfig, StageConfig, TrainConfig
+from unirl.core.specs.config import DataConfig, RecipeConfig, RunConfig, StageConfig, TrainConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.specs.plan import Choice, Plan
 from unirl.core.specs.spec import Kind, Spec
 from unirl.core.types.sampling import SamplingConfig

@@ -20,7 +20,7 @@ from unirl.core.errors import RecipeError
 from unirl.core.limits import limit
 from unirl.core.roles import DivergenceKind, OutputHead, TextModel, TokenBatch
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.specs.spec import Miniature, ModelSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig

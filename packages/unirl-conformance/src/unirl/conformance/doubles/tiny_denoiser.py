@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from unirl.core.errors import RecipeError
 from unirl.core.roles import DiffusionModel
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.specs.spec import Miniature, ModelSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig

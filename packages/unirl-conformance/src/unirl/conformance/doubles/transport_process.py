@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import Transport, TransportPlace
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 
 from .processes import MARK, forkserver
 

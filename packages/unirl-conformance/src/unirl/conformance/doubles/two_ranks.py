@@ -17,7 +17,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import start_processes
 from unirl.core.roles import Algorithm, Backend, Policy
-from unirl.core.specs.config import PartConfig, TrainConfig
+from unirl.core.specs.config import TrainConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.types.track import Track
 
 from .ppo import PPO

@@ -15,7 +15,8 @@ from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmCase
 from unirl.conformance.fixtures.training_setup import CLIP, gradient_gap, policy_part
 from unirl.core.match.match import match
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import BackendConfig, PartConfig, RunConfig, TrainConfig
+from unirl.core.specs.config import RunConfig, TrainConfig
+from unirl.core.specs.part_config import BackendConfig, PartConfig
 from unirl.core.specs.spec import BackendSpec, EngineSpec
 from unirl.numerics.train.actions import with_per_action
 
@@ -106,7 +107,7 @@ def _refusals(case: AlgorithmCase, on: Collection[str], train: TrainConfig) -> l
     parts: dict[str, Any] = {
         "summary": "of the kit",
         "build": "unirl:none",
-        "config": "unirl.core.specs.config:PartConfig",
+        "config": "unirl.core.specs.part_config:PartConfig",
     }
     own = {Cap.WEIGHTS_FULL}
     engine = EngineSpec(name="weights-of-its-own", capabilities=own, **parts)

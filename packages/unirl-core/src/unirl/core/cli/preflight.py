@@ -12,8 +12,8 @@ from ..errors import UniRLError
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
-    from ..specs.config import PartConfig
     from ..specs.environment import Environment
+    from ..specs.part_config import PartConfig
     from ..specs.plan import Choice, Plan
     from ..specs.spec import EngineSpec
 

@@ -19,7 +19,7 @@ from .prompts import REMOTE_PATHS, read_prompts, refuse
 from .rows import data_files, kind_of
 
 if TYPE_CHECKING:
-    from ..specs.config import EnvironmentConfig, RewardConfig
+    from ..specs.part_config import EnvironmentConfig, RewardConfig
     from ..specs.plan import Choice, Plan, Stage
     from ..specs.spec import EnvironmentSpec, RewardSpec
 

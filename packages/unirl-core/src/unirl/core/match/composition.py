@@ -11,7 +11,7 @@ from ..names import did_you_mean
 from ..specs.spec import RESERVED_PARTS
 
 if TYPE_CHECKING:
-    from ..specs.config import RewardConfig
+    from ..specs.part_config import RewardConfig
     from ..specs.plan import Choice, Plan
     from ..specs.spec import RewardSpec
 

@@ -15,7 +15,7 @@ from ..limits import Reason, broken_limits
 from ..plugins.bridges import lacks_bridge
 from ..plugins.loading import describe_failure
 from ..specs.capability import Cap, Needs
-from ..specs.config import PartConfig
+from ..specs.part_config import PartConfig
 from ..specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 from .acceleration import acceleration_problems
 from .asynchrony import asynchrony

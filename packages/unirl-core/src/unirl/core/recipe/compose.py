@@ -13,7 +13,8 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from ..specs.config import PartConfig, RecipeConfig
+from ..specs.config import RecipeConfig
+from ..specs.part_config import PartConfig
 from ..specs.plan import PER_STAGE, Choice, LeftOut, Origin, Plan, leaves, plan_hash
 from ..specs.spec import AlgorithmSpec, Kind, Spec
 from ..types.sampling import SamplingConfig

@@ -31,7 +31,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from ..errors import PluginBroken, RecipeError
-from ..specs.config import CONFIG_BASES, PartConfig, RecipeConfig
+from ..specs.config import RecipeConfig
+from ..specs.part_config import CONFIG_BASES, PartConfig
 from ..specs.plan import LeftOut
 from ..specs.spec import Kind
 from ..types.sampling import LatentSamplingConfig, SamplingConfig, TextSamplingConfig
@@ -125,7 +126,7 @@ def config_class(catalog: Catalog, group: str, name: str) -> type[Any]:
     if not (isinstance(target, type) and is_dataclass(target) and issubclass(target, base)):
         raise PluginBroken(
             f"{group} {name!r} ({result.dist} {result.version}): its spec names the config {result.spec.config!r}, "
-            f"which is not a dataclass that inherits unirl.core.specs.config.{base.__name__}."
+            f"which is not a dataclass that inherits unirl.core.specs.part_config.{base.__name__}."
         )
     return target
 

@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 
 from ..errors import RecipeError
 from ..names import did_you_mean
-from ..specs.config import RecipeConfig, RewardConfig, StageConfig
+from ..specs.config import RecipeConfig, StageConfig
+from ..specs.part_config import RewardConfig
 from ..specs.plan import Choice, Learner, Stage, medium_of
 from ..specs.spec import ModelSpec
 from ..types.sampling import SamplingConfig

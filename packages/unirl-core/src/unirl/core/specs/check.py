@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import RecipeError
 from ..limits import broken_limits
-from .config import PartConfig
+from .part_config import PartConfig
 
 __all__ = ["check_config"]
 

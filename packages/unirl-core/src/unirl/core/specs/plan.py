@@ -16,18 +16,8 @@ from ..errors import PluginBroken, UniRLError
 from ..types.media import MediaKind
 from ..types.sampling import LatentSamplingConfig, SamplingConfig
 from .capability import Cap, Needs
-from .config import (
-    AdvantageConfig,
-    BackendConfig,
-    DataConfig,
-    EnvironmentConfig,
-    EvalConfig,
-    PartConfig,
-    RewardConfig,
-    RunConfig,
-    StageConfig,
-    TrainConfig,
-)
+from .config import AdvantageConfig, DataConfig, EvalConfig, RunConfig, StageConfig, TrainConfig
+from .part_config import BackendConfig, EnvironmentConfig, PartConfig, RewardConfig
 from .spec import (
     AlgorithmSpec,
     BackendSpec,

@@ -94,7 +94,7 @@ class Spec:
     build: str
     """`"module:function"` that makes the part from its config. See `unirl.core.roles` for each kind's signature."""
     config: str
-    """`"module:Class"` of its config dataclass, a subclass of `unirl.core.specs.config.PartConfig`."""
+    """`"module:Class"` of its config dataclass, a subclass of `unirl.core.specs.part_config.PartConfig`."""
     capabilities: AbstractSet[Cap] = frozenset()
     """The capabilities of its kind that it provides. A plan that needs another one is refused."""
     enabled_by: Mapping[Cap, Mapping[str, Any]] = field(default_factory=lambda: dict[Cap, Mapping[str, Any]]())

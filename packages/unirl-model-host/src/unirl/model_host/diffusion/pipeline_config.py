@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 from unirl.core.acceleration import FP32, NARROW, Acceleration
 from unirl.core.errors import RecipeError
 from unirl.core.limits import Reason, limit, one_of
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 
 from ..attention import OF_DIFFUSERS, attention_problems

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from unirl.core.acceleration import FP32, NARROW, Acceleration
 from unirl.core.limits import Reason, limit, one_of
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 
 from ..attention import OF_TRANSFORMERS, Attention, attention_problems
 from ..checkpoint_problems import checkpoint_problems, lora_problems

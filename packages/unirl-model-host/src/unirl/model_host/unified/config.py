@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from unirl.core.acceleration import NARROW, Acceleration
 from unirl.core.errors import RecipeError
 from unirl.core.limits import Reason, limit, one_of
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 
 from ..checkpoint_problems import checkpoint_problems, lora_problems

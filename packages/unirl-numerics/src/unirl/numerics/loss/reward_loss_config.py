@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from unirl.core.limits import Reason, limit, one_of
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 from unirl.core.types.media import spread
 
 if TYPE_CHECKING:

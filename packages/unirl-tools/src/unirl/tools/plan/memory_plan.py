@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from unirl.core.errors import RecipeError
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import LauncherConfig
 from unirl.core.specs.memory import GATHERED_SHARE, Processes, TrainingMemory
+from unirl.core.specs.part_config import LauncherConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.loop.build import build_algorithms, build_part

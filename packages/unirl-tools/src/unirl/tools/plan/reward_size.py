@@ -14,8 +14,8 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 
 if TYPE_CHECKING:
-    from unirl.core.specs.config import RewardConfig
     from unirl.core.specs.memory import RewardProcesses
+    from unirl.core.specs.part_config import RewardConfig
     from unirl.core.specs.plan import Choice, Plan, Stage
     from unirl.core.specs.spec import RewardSpec
 

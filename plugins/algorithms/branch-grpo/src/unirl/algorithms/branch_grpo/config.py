@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 
 if TYPE_CHECKING:

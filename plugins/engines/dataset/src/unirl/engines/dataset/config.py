@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 
 if TYPE_CHECKING:

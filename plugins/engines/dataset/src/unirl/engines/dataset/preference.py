@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput, Scores
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 
 from .plugin import SPEC
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from unirl.core.acceleration import Acceleration
 from unirl.core.limits import Reason, limit
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage

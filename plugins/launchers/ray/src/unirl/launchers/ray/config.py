@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.names import did_you_mean
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.config import code_of_variables
 from unirl.core.specs.memory import Processes, RewardProcesses
+from unirl.core.specs.part_config import code_of_variables
 from unirl.loop.config import OffloadingConfig
 
 if TYPE_CHECKING:

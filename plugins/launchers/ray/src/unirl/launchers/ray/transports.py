@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import Transport, TransportPlace
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 from unirl.core.specs.plan import Plan
 from unirl.loop.parts import attributed
 from unirl.transfer import tensor_store

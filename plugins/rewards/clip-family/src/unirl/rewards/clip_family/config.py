@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from unirl.core.acceleration import NARROW, Acceleration
 from unirl.core.limits import limit, one_of
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 from unirl.core.types.media import spread
 
 __all__ = [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 from unirl.core.types.sampling import TextSamplingConfig
 
 if TYPE_CHECKING:

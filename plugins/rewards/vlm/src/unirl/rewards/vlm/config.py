@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from unirl.core.acceleration import NARROW, Acceleration
 from unirl.core.errors import RecipeError
 from unirl.core.limits import Reason, limit, one_of
-from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.part_config import RewardConfig
 from unirl.model_host.model_files import DTYPES
 
 if TYPE_CHECKING:

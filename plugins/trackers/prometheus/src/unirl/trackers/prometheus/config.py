@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unirl.core.limits import limit
-from unirl.core.specs.config import PartConfig
+from unirl.core.specs.part_config import PartConfig
 
 __all__ = ["PrometheusConfig"]
 
