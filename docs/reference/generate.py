@@ -23,6 +23,7 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import HookSpecs
 from unirl.core.plugins.registry import known_parts
 from unirl.core.specs import config as schema
+from unirl.core.specs import part_config
 from unirl.core.specs import spec as specs
 from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.spec import KINDS, AlgorithmSpec, EngineSpec, ModelSpec, RewardSpec, Spec
@@ -298,7 +299,7 @@ def _rows(cls: type[Any], prefix: str) -> Iterator[str]:
     for item in dataclasses.fields(cls):
         if (
             item.name in ("use", "kind")
-            and cls is not schema.PartConfig
+            and cls is not part_config.PartConfig
             and prefix.count(".") <= 1
             and item.name == "use"
         ):
