@@ -18,7 +18,7 @@ from unirl.conformance.documented import documented_fields, undocumented_fields
 from unirl.core.cli import cli
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import HookSpecs
-from unirl.core.specs import config, spec
+from unirl.core.specs import config, part_config, spec
 from unirl.core.specs.capability import Cap, Needs
 
 REFERENCE = Path(__file__).parents[1] / "docs/reference"
@@ -125,7 +125,7 @@ def test_the_commands_of_the_workspace_are_all_there() -> None:
     assert {"unirl train", "unirl conformance", "unirl new", "unirl report"} <= {words for words, _ in OURS}
 
 
-@pytest.mark.parametrize("cls", public_classes(config), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [*public_classes(part_config), *public_classes(config)], ids=lambda cls: cls.__name__)
 def test_a_setting_of_the_core_has_a_text(cls: type[Any]) -> None:
     assert list(undocumented_fields(cls)) == []
 

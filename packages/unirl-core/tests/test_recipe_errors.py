@@ -157,7 +157,7 @@ def test_a_spec_whose_config_is_no_part_config_is_broken(
     toy_catalog: Catalog, toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Catalog, "resolve", lambda self, target: int)
-    with pytest.raises(PluginBroken, match=r"unirl-toy 1\.2.*inherits unirl\.core\.specs\.config\.RewardConfig"):
+    with pytest.raises(PluginBroken, match=r"unirl-toy 1\.2.*inherits unirl\.core\.specs\.part_config\.RewardConfig"):
         compose("toy/base", [DATA], catalog=toy_catalog)
 
 
