@@ -132,7 +132,7 @@ def own_drafts(model: BagelModel, folder: Path, scenes: Sequence[Scene], *, name
 
 
 def read_scenes(images: Tensor, wanted: Sequence[Scene]) -> list[Scene]:
-    """What images show. What cannot be read is anything but what was wanted."""
+    """The scene that each image shows. An attribute that cannot be read is never the wanted one."""
     known = {"color": tuple(COLORS), "shape": SHAPES, "place": tuple(PLACES)}
     read, result = read_shapes(images), list[Scene]()
     for number, scene in enumerate(wanted):
@@ -186,7 +186,7 @@ class Reviser(Author):
         return Example(scene.caption, (draft.drawing.turn, *critique), target)
 
     def _any(self) -> Draft:
-        """A draft behind the caption of a training scene. Of its own ones, as many are right as wrong."""
+        """A draft of a training scene, rendered or its own. Half of its own ones are right."""
         if self._own and self._random.random() < self._args.own:
             return self._random.choice(self._random.choice(self._own))
         scene, shown = self._pair()
@@ -231,9 +231,9 @@ MEASURED = (
 
 
 def measure_revisions(model: BagelModel, scenes: list[Scene], folder: Path, *, seed: int) -> list[float]:
-    """Of a drawing of each scene at once, the share that is right. Then of the right drafts and of the wrong ones: the
-    mean probability of a critique that says what the draft shows and has the honest verdict, and the share of right
-    drawings behind the verdict "right" and behind another one. NaN without such drafts."""
+    """The share of right drawings at once. Then for the right drafts, and for the wrong ones: the mean probability of a
+    critique that names all that the draft shows and has the honest verdict, and the shares of right drawings behind the
+    verdict "right" and behind another one. NaN without such drafts."""
     drafts = own_drafts(model, folder, scenes, name="measured", seed=seed)
     of_kind = [[one for one in drafts if (one.shown == one.scene) is is_right] for is_right in (True, False)]
     result = [len(of_kind[0]) / len(drafts)]

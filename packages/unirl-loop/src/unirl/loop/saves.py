@@ -59,7 +59,7 @@ class Saves:
         began = time.perf_counter()
         state = checkpoint_state(self._plan, data=self._data, algorithms=self._parts.algorithms)
         backends = self._parts.backends
-        snapshots = self._snapshots()
+        snapshots = self._snapshots(step)
         writers: dict[str, Write] = snapshots or {name: backend.save for name, backend in backends.items()}
 
         def write(folder: Path) -> None:
@@ -95,15 +95,18 @@ class Saves:
         # Waking up takes a moment after it was complete.
         self._report(saved, stalled_s=min(saved.seconds, self._staged_s + time.perf_counter() - began))
 
-    def _snapshots(self) -> dict[str, Write]:
-        """The writers of copies that every backend has made; empty if one of them makes none."""
+    def _snapshots(self, step: int) -> dict[str, Write]:
+        """The writers of copies that every backend has made; empty, with a finding, if one of them makes none."""
         snapshots: dict[str, Write] = {}
         if not self._plan.run.save_async:
             return {}
         for name, backend in self._parts.backends.items():
-            with attributed(f"backend of model {name!r}" if name else "backend", phase="checkpoint"):
+            which = f"backend of model {name!r}" if name else "backend"
+            with attributed(which, phase="checkpoint"):
                 snapshot = backend.snapshot()
             if snapshot is None:
+                text = f"run.save_async: the {which} makes no snapshots, so the run waits for each save"
+                self._events.finding(text, step=step, once="save_async")
                 return {}
             snapshots[name] = snapshot
         return snapshots

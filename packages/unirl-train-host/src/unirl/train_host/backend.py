@@ -327,13 +327,7 @@ class ShardedBackend(Backend):
             saved.append((CRITIC, {**self._critic.tensors(), **optimizer.moments()}, optimizer.facts()))
         return saved
 
-    def _write(
-        self,
-        folder: Path,
-        saved: Sequence[Saved],
-        *,
-        group: ProcessGroup | None = None,
-    ) -> None:
+    def _write(self, folder: Path, saved: Sequence[Saved], *, group: ProcessGroup | None = None) -> None:
         is_writer, single = self._ranks.rank == 0, not self._ranks.is_grouped
         for place, tensors, facts in saved:
             checkpoint.write(

@@ -81,7 +81,7 @@ def write(
     if is_writer:
         (folder / FACTS).write_text(json.dumps({"format": FORMAT, **facts}, indent=1), encoding="utf-8")
     try:
-        # One rank without a process group is what was asked for. Not in `catch_warnings`, which is not thread-safe.
+        # Expected of one rank without a process group. Not in `catch_warnings`, which is not thread-safe.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         save(dict(tensors), checkpoint_id=folder, process_group=group, no_dist=single)
     except CheckpointException as error:

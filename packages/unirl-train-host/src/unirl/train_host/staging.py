@@ -35,7 +35,7 @@ class Staging:
     def copies(self, sets: Iterable[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
         """The tensors of each set with this rank's elements in CPU memory, complete on return.
 
-        Valid until the next call. Raises RunFailed for memory that cannot be pinned.
+        Valid until the next call. Raises RunFailed if the memory cannot be pinned.
         """
         given = [dict(tensors) for tensors in sets]
         size = sum(_size(local(tensor)) for tensors in given for tensor in tensors.values())

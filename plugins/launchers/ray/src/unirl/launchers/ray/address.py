@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 
 __all__ = ["check_answers"]
 
@@ -15,15 +14,19 @@ ANSWERS_WITHIN_S = 10.0
 def check_answers(address: str) -> None:
     """Raises ConnectionError where nothing listens at the address of a cluster: `host:port`, or `auto`.
 
-    `auto` is RAY_ADDRESS, else what the file says that the last cluster of this machine wrote; one that was killed
-    leaves it behind. Other addresses (`local`, `ray://host:port`) are Ray's to check.
+    `auto` is resolved as Ray does: RAY_ADDRESS, a cluster that runs on this machine, or the address that the last one
+    wrote to a file, which a killed cluster leaves behind. Other addresses (`local`, `ray://host:port`) are not checked.
     """
     source = ""
     if address == "auto":
-        address, source = os.environ.get("RAY_ADDRESS", ""), " (RAY_ADDRESS)"
-        path = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray/ray_current_cluster"
-        if not address and path.is_file():
-            address, source = path.read_text().strip(), f" (left by an earlier cluster in {path}, which may be removed)"
+        from ray._common.utils import get_ray_address_file
+        from ray._private import services
+
+        source = " (RAY_ADDRESS)"
+        if not (address := os.environ.get("RAY_ADDRESS", "")):
+            address = services.get_ray_address_from_environment("auto", None)
+            # A cluster that runs answers, so this one is from the file.
+            source = f" (left by an earlier cluster in {get_ray_address_file(None)}, which may be removed)"
     host, _, port = address.rpartition(":")
     if "://" in address or not port.isdecimal():
         return
