@@ -1,9 +1,11 @@
-"""Run parts of the kit one after the other, each within its limit, and leave a folder of evidence.
+"""Run parts of the kit, each within its limit, and leave a folder of evidence.
 
     python benchmarks/gpu/kit.py [first | second | PART ...] [--out FOLDER] [--work FOLDER] [--theirs FOLDER] [--dry]
 
 `run.sh` calls it with what it needs on the path. `--dry` takes tiny sizes and runs anywhere; parts that need a GPU are
 then *not run*. A second call with the same `--out` adds its parts. Exits with 1 if a part failed.
+
+Parts that are not timed run side by side first, as many as there are pairs of cores; timed ones follow, one by one.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import RLock
 from typing import IO, Any, Literal
 
 import torch
@@ -56,8 +60,7 @@ def main() -> None:
     machine = describe_machine(is_dry=options.dry)
     out: Path = options.out or EVIDENCE / f"{machine['device'].lower().replace(' ', '-')}-{machine['date']}"
     kit = Kit(out, work, machine=machine)
-    for name in dict.fromkeys(names):
-        kit.run(known[name])
+    kit.run_all(known[name] for name in dict.fromkeys(names))
     kit.close()
     print((out / "README.md").read_text())
     sys.exit(kit.has_failures)
@@ -84,6 +87,8 @@ class Kit:
 
     def __init__(self, out: Path, work: Path, *, machine: Mapping[str, Any]) -> None:
         self._out, self._work, self._machine = out, work, machine
+        self._files = RLock()
+        """Held while the folder is written to: parts may run side by side."""
         for folder in (out, work / "measures", work / "runs"):
             folder.mkdir(parents=True, exist_ok=True)
         (work / "prompts.txt").write_text(PROMPTS)
@@ -93,6 +98,18 @@ class Kit:
         file = out / "results.json"
         self._results: dict[str, dict[str, Any]] = json.loads(file.read_text())["parts"] if file.is_file() else {}
         self.has_failures = False
+
+    def run_all(self, parts: Iterable[Part]) -> None:
+        """Those that are not timed side by side, then those of them that need another, then timed ones in order."""
+        chosen = list(parts)
+        aside = [part for part in chosen if not part.is_timed]
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+            for wave in (lambda part: not part.needs, lambda part: part.needs):
+                # A list, so that an exception is raised here.
+                list(pool.map(self.run, filter(wave, aside)))
+        for part in chosen:
+            if part.is_timed:
+                self.run(part)
 
     def run(self, part: Part) -> None:
         missing = [name for name in part.needs if self._results.get(name, {}).get("state") != "done"]
@@ -107,10 +124,11 @@ class Kit:
             entry |= json.loads(file.read_text())
         if state == "done" and part.samples_memory and (most := self._card_peak_mib(part)):
             entry["measures"]["card_peak_gib"] = most / 1024
-        self._results[part.name] = entry | ({"reason": reason} if reason else {})
-        self.has_failures |= state in ("failed", "timed out")
-        self._say(f"{part.name}: {state} after {seconds:.1f} s")
-        self._write()
+        with self._files:
+            self._results[part.name] = entry | ({"reason": reason} if reason else {})
+            self.has_failures |= state in ("failed", "timed out")
+            self._say(f"{part.name}: {state} after {seconds:.1f} s")
+            self._write()
 
     def close(self) -> None:
         for name in KEPT:
@@ -124,15 +142,15 @@ class Kit:
         # What is left of an earlier try would be refused as a run that is there already.
         if part.name != "quickstart-resume":
             shutil.rmtree(self._work / "runs" / part.name, ignore_errors=True)
-        output = self._work / "output.txt"
+        output = self._work / f"{part.name}.txt"
         with output.open("w") as file, self._memory_sampled(part):
             state = _run_within(part, file)
         places = {str(self._work): "WORK", str(ROOT): "CHECKOUT", str(Path.home()): "HOME", sys.prefix: "PYTHON"}
         text = output.read_text(errors="replace")
         for path, name in places.items():
             text = text.replace(path, name) if len(path) > 1 else text
-        with (self._out / "log.txt").open("a") as log:
-            log.write(text)
+        with self._files, (self._out / "log.txt").open("a") as log:
+            log.write(f"\n== {part.name}\n{text}\n")
         return state
 
     @contextmanager
@@ -165,8 +183,8 @@ class Kit:
 
     def _say(self, text: str) -> None:
         line = f"[{datetime.now(UTC):%H:%M:%S}] {text}"
-        print(line, flush=True)
-        with (self._out / "log.txt").open("a") as log:
+        with self._files, (self._out / "log.txt").open("a") as log:
+            print(line, flush=True)
             log.write(f"{line}\n")
 
     def _write(self) -> None:

@@ -23,6 +23,7 @@ GPU_TESTS = (
     "packages/unirl-transfer/tests/test_weight_transfer.py",
     "plugins/engines/trainside/tests/test_offload_idle.py",
     "plugins/backends/fsdp2/tests/test_fsdp2_offload.py",
+    "plugins/backends/fsdp2/tests/test_fsdp2_snapshot.py",
 )
 PROMPTS = "".join(f"a red ring on the left of {number} blue squares\n" for number in range(16))
 
@@ -37,6 +38,8 @@ class Part:
     """Parts without which this one cannot run."""
     absent: str = ""
     """Why it cannot run here; empty where it can."""
+    is_timed: bool = True
+    """Whether its numbers depend on what runs beside it: it then runs alone."""
     is_measured: bool = True
     """Whether it leaves numbers in `measures/NAME.json` of the work folder."""
     samples_memory: bool = False
@@ -70,15 +73,12 @@ SECOND = (
     "ray-shared-memory",
     "ray-sd3-colocate",
 )
-LIMITS_S = {
-    "quickstart-fp32": 60,
-    "sd3-fsdp": 75,
-    "wan": 150,
-    "ray-ipc": 90,
-    "ray-shared-memory": 90,
-    "ray-sd3-colocate": 150,
-}
-"""Time limits of UniRL runs, in seconds; others have 60 s."""
+LIMITS_S = {"sd3-fsdp": 75, "wan": 150, "ray-sd3-colocate": 150}
+"""Time limits of timed runs of UniRL, in seconds; others have 60 s."""
+ASIDE_S = 180
+"""Time limit of parts that run side by side, in seconds."""
+ASIDE = ("quickstart-fp32", "quickstart-bf16", "quickstart-text", "ray-ipc", "ray-shared-memory")
+"""Runs of UniRL of which correctness is asked, not time."""
 SLOWER = 5
 """Times the limits of a dry run, on a few shared cores."""
 NEEDS = {"sd3": "checkpoint-sd35", "ray-sd3": "checkpoint-sd35", "wan": "checkpoint-wan21", "text": "checkpoint-qwen3"}
@@ -123,22 +123,39 @@ def parts(work: Path, *, theirs: Path, is_dry: bool, has_cuda: bool) -> dict[str
             command=_unirl(
                 "train", "--resume", str(work / "runs/quickstart-fp32"), f"run.max_steps={3 if is_dry else 4}"
             ),
-            limit_s=40,
+            limit_s=ASIDE_S,
             needs=("quickstart-fp32",),
+            is_timed=False,
             is_measured=False,
         ),
         Part(
             name="tests",
-            command=[PYTHON, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *GPU_TESTS],
-            limit_s=90,
+            command=[
+                PYTHON,
+                "-m",
+                "pytest",
+                "-q",
+                "-n",
+                "4",
+                "-m",
+                "gpu",
+                "-p",
+                "no:cacheprovider",
+                "-W",
+                "default",
+                *GPU_TESTS,
+            ],
+            limit_s=ASIDE_S,
             absent=no_cuda,
+            is_timed=False,
             is_measured=False,
         ),
         Part(
             name="conformance",
             command=_unirl(*CONFORMANCE, "--report", str(work / "conformance"), "--", "-n", "8", "-k", "cuda"),
-            limit_s=110,
+            limit_s=ASIDE_S,
             absent=no_cuda,
+            is_timed=False,
             is_measured=False,
         ),
     ]
@@ -152,15 +169,11 @@ CONFORMANCE = (
     "conformance",
     "--tier=gpu",
     "--engine=trainside",
-    "--model=sd3",
-    "--model=qwen3",
-    "--algorithm=flow-grpo",
-    "--algorithm=grpo",
     "--backend=fsdp2",
     # Nothing of a dist's files and imports depends on a GPU.
     "--without=plugin:*",
 )
-"""A selection of claims that fits 80 s with eight processes. `-k cuda` leaves out the same claims on the CPU."""
+"""Every claim on CUDA that needs no other engine. `-k cuda` leaves out the same claims on the CPU."""
 
 
 def _checkpoint(name: str, model: str, work: Path, *, is_dry: bool) -> Part:
@@ -168,7 +181,8 @@ def _checkpoint(name: str, model: str, work: Path, *, is_dry: bool) -> Part:
     return Part(
         name=name,
         command=_script("random_checkpoint.py", model, str(work / model), "--size", size),
-        limit_s=60,
+        limit_s=ASIDE_S,
+        is_timed=False,
         is_measured=False,
     )
 
@@ -185,10 +199,11 @@ def _runs(work: Path, *, is_dry: bool, no_cuda: str) -> list[Part]:
             Part(
                 name=name,
                 command=_script("train_ours.py", name, "--work", str(work), *_out(work, name), *extra),
-                limit_s=LIMITS_S.get(name, 60),
+                limit_s=ASIDE_S if name in ASIDE else LIMITS_S.get(name, 60),
                 needs=tuple(needed for beginning, needed in NEEDS.items() if name.startswith(beginning)),
                 absent=(no_cuda or no_ray) if name in NEEDS_CUDA else "",
-                samples_memory=name in NEEDS_CUDA,
+                is_timed=name not in ASIDE,
+                samples_memory=name in NEEDS_CUDA and name not in ASIDE,
             )
         )
     return result

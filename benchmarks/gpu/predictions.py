@@ -107,19 +107,20 @@ def _sd3(card: Card) -> Iterator[Prediction]:
     # One micro-batch of 8 images: activations of one scored step at a time.
     weights, activations = 2 * 2.243e9 / 2**30, 16.4
     formula = "32 x (10 + 3 x 2) x F / 400 + 32 x 2.51 / 60"
-    ours = "32 x (10 + 3 x 3) x F / 400 + 32 x 2.51 / 60"
+    # Two updates: the first gives its own old log-probs.
+    ours = "32 x (10 + 3 x 2.5) x F / 400 + 32 x 2.51 / 60"
     yield from _round("sd3-bare", formula, bare, rows=32, tflop=work)
     yield _near("sd3-bare", "generate_s", "32 x 10 x F / 400 + 32 x 2.51 / 60", generate)
     yield _near("sd3-bare", "train_s", "32 x 3 x 2 x F / 400", 2 * step)
     yield from _round("sd3-flow-grpo", f"1.15 x ({formula})", 1.15 * bare, rows=32, tflop=work)
-    yield from _round("sd3-fsdp", f"1.10 x ({ours})", 1.1 * (bare + step), rows=32, tflop=32 * 19 * SD3, high=1.5)
-    yield from _round("sd3-autocast", f"1.00 x ({ours})", bare + step, rows=32, tflop=32 * 19 * SD3, high=1.5)
-    # 2 batches of 10 steps; 4 micro-batches of 3 steps forward, and 4 of 3 forward and backward.
+    yield from _round("sd3-fsdp", f"1.10 x ({ours})", 1.1 * (bare + step / 2), rows=32, tflop=32 * 17.5 * SD3, high=1.5)
+    yield from _round("sd3-autocast", f"1.00 x ({ours})", bare + step / 2, rows=32, tflop=32 * 17.5 * SD3, high=1.5)
+    # 2 batches of 10 steps; 2 micro-batches of 3 steps forward, and 4 of 3 forward and backward.
     bus = 0.85 * card.pcie_gb_per_s
-    copied = max(20 * SD3_BLOCKS / bus, generate - decode) + 12 * max(SD3_BLOCKS / bus, 8 * SD3 / card.forward)
+    copied = max(20 * SD3_BLOCKS / bus, generate - decode) + 6 * max(SD3_BLOCKS / bus, 8 * SD3 / card.forward)
     copied += 24 * max(SD3_BLOCKS / bus, 8 * SD3 / card.forward)
-    formula = "32 x 10 x F / 400 + 32 x 2.51 / 60 + 36 x 4.45 / (0.85 x 63): copies are hidden while generating"
-    yield from _round("sd3-offload", formula, copied + decode, rows=32, tflop=32 * 19 * SD3, high=1.5)
+    formula = "32 x 10 x F / 400 + 32 x 2.51 / 60 + 30 x 4.45 / (0.85 x 63): copies are hidden while generating"
+    yield from _round("sd3-offload", formula, copied + decode, rows=32, tflop=32 * 17.5 * SD3, high=1.5)
     engine = 1.1 * (bare - decode / 2)
     yield from _round("sd3-engine", "1.10 x (bare - half of the decoding)", engine, rows=32, tflop=work, high=1.5)
     for part in ("sd3-bare", "sd3-flow-grpo"):
@@ -135,21 +136,21 @@ def _sd3(card: Card) -> Iterator[Prediction]:
 
 
 def _wan(card: Card) -> Iterator[Prediction]:
-    seconds = 4 * (16 + 20) * WAN / card.forward + 4 * WAN_DECODE / card.decode
-    formula = "4 x (8 x 2 + 2 x 2 x 5) x F / 400 + 4 x 112.8 / 60"
-    yield from _round("wan", formula, seconds, rows=4, tflop=4 * 36 * WAN, low=0.6, high=1.6)
+    seconds = 4 * (16 + 18) * WAN / card.forward + 4 * WAN_DECODE / card.decode
+    formula = "4 x (8 x 2 + 2 x 2 x 4.5) x F / 400 + 4 x 112.8 / 60"
+    yield from _round("wan", formula, seconds, rows=4, tflop=4 * 34 * WAN, low=0.6, high=1.6)
     yield _near("wan", "peak_gib", "`unirl plan`: 10.6, and 10 to decode a video in fp32", 20.6, 0.5, 1.6)
     yield _between("wan", "logp_mismatch_max", "bf16 of batches of 4 and 2", MISMATCH_BF16, 0, 1e-2)
     yield _between("wan", "ratio_max_dev_first", SAME, 0, 0, 0)
 
 
 def _text(card: Card) -> Iterator[Prediction]:
-    generate, train = 256 * 0.030, 1.3 * TOKENS * TOKEN * 4 / card.forward
-    formula = "256 x 30 ms of launches + 1.3 x 32,768 x 4 x F / 400"
-    for part in ("text", "text-trl"):
-        work = TOKENS * TOKEN * 5
-        yield from _round(part, formula, generate + train, rows=TOKENS, tflop=work, low=0.5, high=2.0)
-        yield _near(part, "train_s", "1.3 x 32,768 x 4 x F / 400", train, 0.6, 2.5)
+    generate = 256 * 0.030
+    for part, forwards in (("text", 3.5), ("text-trl", 4)):
+        train, formula = 1.3 * TOKENS * TOKEN * forwards / card.forward, f"1.3 x 32,768 x {forwards:g} x F / 400"
+        work, both = TOKENS * TOKEN * (1 + forwards), f"256 x 30 ms of launches + {formula}"
+        yield from _round(part, both, generate + train, rows=TOKENS, tflop=work, low=0.5, high=2.0)
+        yield _near(part, "train_s", formula, train, 0.6, 2.5)
         yield _near(part, "peak_gib", "16 x 1.72e9 + 2,048 x 13.4 MiB, by `unirl plan`", 52.4, 0.4, 1.25)
     yield _between("text", "logp_mismatch_max", "bf16: logits of order 1 are 2^-8 apart", 0.02, 0, 0.5)
     yield _between("text", "ratio_max_dev_first", SAME, 0, 0, 0)

@@ -40,9 +40,17 @@ def files(folder):
     }
 
 
+def on_device(device):
+    model = ToyModel()
+    model.net.to(device)
+    model.device = torch.device(device)
+    return model
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("case", CASES)
-def test_a_snapshot_is_of_its_moment_and_written_file_for_file_as_a_save(case, tmp_path):
-    backend, _ = make_backend(**CASES[case])
+def test_a_snapshot_is_of_its_moment_and_written_file_for_file_as_a_save(case, device, tmp_path):
+    backend, _ = make_backend(on_device(device), **CASES[case])
     track = make_track(ToyModel())
     # Before the first step there are no moments: the next snapshot needs more memory.
     for number in range(3):
@@ -50,12 +58,13 @@ def test_a_snapshot_is_of_its_moment_and_written_file_for_file_as_a_save(case, t
         folder.mkdir()
         backend.save(folder / "sync")
         write = backend.snapshot()
+        assert backend._staging._memory.is_pinned() == (device == "cuda")
         run(backend, track, 1)
         backend.end_rollout()
         write(folder / "async")
         backend.save(folder / "later")
         assert files(folder / "async") == files(folder / "sync") != files(folder / "later")
-    resumed, _ = make_backend(**CASES[case])
+    resumed, _ = make_backend(on_device(device), **CASES[case])
     resumed.load(tmp_path / "2" / "async")
     run(resumed, track, 1)
     resumed.end_rollout()
