@@ -168,7 +168,7 @@ class Algorithm(Protocol):
     seed: int)`; seed: of the run, for noise that a loss draws. One that needs differentiable rewards also takes
     `score: GradientScore | None`, built where training runs; None where no loss is computed.
 
-    Inherit the role: the methods of an algorithm with a state or a critic have defaults.
+    Inherit the role: the methods of an algorithm with a ratio, a state or a critic have defaults.
 
     State: anything besides the weights that an algorithm carries from step to step, such as a coefficient. The process
     that drives the run holds it; where others train, the mapping of `state` goes to their copies with each call of
@@ -196,12 +196,13 @@ class Algorithm(Protocol):
         May return fewer rows, such as the best and the worst of each group, and sets `unit_ids` if rows stay together.
         """
 
-    @abstractmethod
     def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
-        """Freeze what the updates compare with (old log-probs, old means), before the first update.
+        """Freeze what the updates compare with (old log-probs, old means), before the first update. Inherited by an
+        algorithm whose loss has no ratio: the track as it is.
 
         Called once per micro-batch, at the very geometry of the updates, without gradient.
         """
+        return track
 
     @abstractmethod
     def loss_weights(self, track: Track) -> Mapping[str, Array]:

@@ -110,10 +110,6 @@ class RewardGradient(Algorithm):
         """The track as it is: the loss has none."""
         return track, {}
 
-    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
-        """The track as it is; one whose loss recomputes stochastic steps adds their means."""
-        return track
-
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         draws = torch.tensor(self.draw_weights, device=track.sample_weights.device)
         return {"reward": track.sample_weights[:, None] * draws}

@@ -61,10 +61,6 @@ class Crd(PointLosses, Algorithm):
         """Also the groups as units."""
         return with_group_units(track, self._advantage, reward_weights=self._reward_weights)
 
-    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
-        """The track as it is: the loss has no ratio."""
-        return track
-
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         points = compared_weights(track)[:, None].expand_as(self.point_weights(track))
         return {"policy": points, "kl": points} if self._config.kl_coef else {"policy": points}

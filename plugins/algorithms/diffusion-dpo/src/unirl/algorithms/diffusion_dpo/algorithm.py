@@ -54,10 +54,6 @@ class DiffusionDpo(PointLosses, Algorithm):
             track, self._advantage, reward_weights=self._reward_weights, pairs_per_group=self._config.pairs_per_group
         )
 
-    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
-        """The track as it is: the loss has no ratio."""
-        return track
-
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         """[n, k]: of each pair at its winner, 0 elsewhere. A pair without a preference weighs nothing."""
         _, weights = losers_of(track)

@@ -52,10 +52,6 @@ class DiffusionNft(PointLosses, Algorithm):
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return track_advantages(track, self._advantage, reward_weights=self._reward_weights)
 
-    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
-        """The track as it is: the loss has no ratio."""
-        return track
-
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         points = self.point_weights(track)
         return {"policy": points, "kl": points} if self._config.kl_coef else {"policy": points}

@@ -45,10 +45,6 @@ class Distillation(Algorithm):
         """The track as it is: every completion counts alike."""
         return track, text_numbers(track)
 
-    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
-        """The track as it is: the loss has no ratio."""
-        return track
-
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         return {"divergence": self._weights(track).announced}
 

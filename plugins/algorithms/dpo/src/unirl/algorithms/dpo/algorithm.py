@@ -50,10 +50,6 @@ class Dpo(Algorithm):
         )
         return track, {**numbers, **further}
 
-    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
-        """The track as it is: the loss has no ratio."""
-        return track
-
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         """[n, 1]: of each pair at its winner, 0 elsewhere. A pair without a preference weighs nothing."""
         return {"policy": losers_of(track)[1][:, None]}

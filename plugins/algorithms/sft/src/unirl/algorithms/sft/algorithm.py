@@ -41,10 +41,6 @@ class Sft(PointLosses, Algorithm):
         """The track as it is: every sample counts alike."""
         return track, {}
 
-    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
-        """The track as it is: the loss has no ratio."""
-        return track
-
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         return {"matching": self.point_weights(track)}
 

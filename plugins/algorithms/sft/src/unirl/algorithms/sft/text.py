@@ -44,10 +44,6 @@ class TextSft(Algorithm):
         """The track as it is: every completion counts alike."""
         return track, text_numbers(track)
 
-    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
-        """The track as it is: the loss has no ratio."""
-        return track
-
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         return {"nll": self._weights(track).announced}
 
