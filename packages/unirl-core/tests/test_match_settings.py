@@ -143,6 +143,11 @@ def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
             "advantage.combine: got 'normalize-sum-normalize', but advantage.normalize is false.",
         ),
         ("advantage", {"keep_worst": 9}, "advantage.keep_worst: got keep_worst 9, expected at most 8"),
+        (
+            "advantage",
+            {"spread_penalty": 0.5},
+            "advantage.spread_penalty: got 0.5, but 1 reward has a weight, and one has no spread; add another",
+        ),
     ],
 )
 def test_geometry_and_closed_sets_are_checked(section: str, changes: dict[str, Any], says: str) -> None:
@@ -169,7 +174,7 @@ def test_updates_are_counted_in_the_samples_that_are_kept() -> None:
     assert "prompts_per_step 16 x 2 samples of each" in result
 
 
-@pytest.mark.parametrize("options", [{"values": "win-rate"}, {"keep_best": 2}, {"keep_worst": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"values": "win-rate"}, {"keep_best": 2}, {"spread_penalty": 0.5}], ids=str)
 def test_settings_of_comparisons_are_refused_where_nothing_is_compared(options: dict[str, Any]) -> None:
     alone = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, reward="none"))
     plan = make_plan(algorithm=alone, rewards={})

@@ -132,6 +132,32 @@ def test_two_rewards_can_be_summed_before_or_after_normalising():
     close(clipped.values, [-0.25, 0, 0, 0.25])
 
 
+def test_what_rewards_disagree_on_is_subtracted_times_their_spread():
+    """Weights 1 and 3: the mean of [0, 4] is 3 and its variance (9 + 3 x 1) / 4 = 3, so the spread is 4 times the root of
+    3. A weight of -1 turns a reward round: [1, -1] then agree."""
+    parts = {"a": torch.tensor([0.0, 2, 2, 2]), "b": torch.tensor([4.0, 2, 2, 6])}
+    options = {"weights": {"a": 1.0, "b": 3.0}, "group_ids": ONE_GROUP, "eps": 0.0}
+    root = 4 * 3**0.5
+    # The sums are 12, 8, 8 and 20; the last sample's rewards are as far apart as the first one's.
+    less = torch.tensor([12 - 0.5 * root, 8, 8, 20 - 0.5 * root], dtype=torch.float64)
+    expected = advantages(less, group_ids=ONE_GROUP, eps=0.0).values
+    close(combine_rewards(parts, spread_penalty=0.5, **options).values, expected.tolist())
+    assert torch.equal(
+        combine_rewards(parts, spread_penalty=0.5, shaping=["b"], **options).values,
+        combine_rewards(parts, **options).values,
+    )
+    opposed = {"a": torch.tensor([1.0, 0, 3, 0]), "b": torch.tensor([-1.0, 0, -3, 0])}
+    agreed = combine_rewards(opposed, weights={"a": 1.0, "b": -1.0}, group_ids=ONE_GROUP, spread_penalty=9.0).values
+    torch.testing.assert_close(agreed, combine_rewards(opposed, weights={"a": 1, "b": -1}, group_ids=ONE_GROUP).values)
+
+
+def test_the_spread_of_advantages_is_centred_as_they_are():
+    """Advantages [-1, 1, -1, 1] and [-1, -1, 1, 1]: sums -2, 0, 0, 2, spreads 2 x (0, 1, 1, 0), whose mean is 1."""
+    parts = {"a": torch.tensor([0.0, 1, 0, 1]), "b": torch.tensor([0.0, 0, 10, 10])}
+    options = {"weights": {"a": 1.0, "b": 1.0}, "group_ids": ONE_GROUP, "eps": 0.0, "spread_penalty": 0.5}
+    close(combine_rewards(parts, mode="normalize-then-sum", **options).values, [-1.5, -0.5, -0.5, 2.5])
+
+
 def test_a_combined_group_is_without_spread_when_every_part_is():
     parts = {"a": torch.tensor([1.0, 1, 1, 2]), "b": torch.tensor([5.0, 5, 3, 4])}
     groups = ["x", "x", "y", "y"]

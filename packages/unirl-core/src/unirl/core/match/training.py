@@ -65,7 +65,7 @@ def _comparison(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[
             text=f"got 'normalize-sum-normalize', but {at('advantage')}.normalize is false. Set it to true, or use "
             "normalize-then-sum, which then adds centred rewards.",
         )
-    for name in ("values", "keep_best", "keep_worst"):
+    for name in ("values", "keep_best", "keep_worst", "spread_penalty"):
         value = getattr(own, name)
         if value not in ("scores", 0) and not compares:
             assert stage.algorithm is not None
@@ -74,6 +74,14 @@ def _comparison(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[
                 text=f"got {value}, but algorithm {stage.algorithm.name!r} does not compare the samples of a group; "
                 "leave it out.",
             )
+    counted = [name for name in stage.rewards if name not in plan.rewards or plan.rewards[name].config.weight]
+    # With credit, the rewards are those of later stages.
+    if own.spread_penalty and compares and len(counted) < 2 and stage.settings.credit == "none":
+        yield Reason(
+            key=f"{at('advantage')}.spread_penalty",
+            text=f"got {own.spread_penalty:g}, but {len(counted) or 'no'} reward has a weight, and one has no spread; add "
+            "another, or leave it out.",
+        )
     if own.keep_best + own.keep_worst > compared:
         names = [name for name in ("keep_best", "keep_worst") if getattr(own, name)]
         yield Reason(

@@ -141,6 +141,9 @@ class AdvantageConfig:
     )
     """How several rewards are combined: summed before advantages are computed, or after that of each. The last also
     whitens the sum over the rollout, so its scale does not grow with the number of rewards (GDPO)."""
+    spread_penalty: float = limit(0.0, least=0)
+    """Subtract this times the spread of the rewards of a sample, their weighted standard deviation, before advantages
+    or from them as `combine` says: what the rewards of an ensemble disagree on earns less."""
     constant_reward: str = one_of("skip", "fail", default="skip")
     """When all samples of a step get the same reward: `skip` the update and report it, or `fail`."""
 

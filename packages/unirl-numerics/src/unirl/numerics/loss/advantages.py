@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -81,6 +81,8 @@ def combine_rewards(
     group_ids: Sequence[Hashable],
     mode: Mode = "sum-then-normalize",
     values: Mapping[str, RewardValues] | None = None,
+    spread_penalty: float = 0.0,
+    shaping: Collection[str] = (),
     scope: Scope = "group",
     center: Scope = "group",
     ddof: Literal[0, 1] = 0,
@@ -100,6 +102,9 @@ def combine_rewards(
     (GDPO, arXiv 2601.05242).
     values: name -> what takes the place of a part's scores before that, see `rank_values`; the scores where it is not
     named.
+    spread_penalty: times how far the parts of a sample are apart, see `_spread`, subtracted from what is added: scores,
+    or advantages, of which it is centred as they are (Coste et al., arXiv 2310.02743, with the standard deviation in
+    place of the variance).  shaping: names of parts that are no rewards and take no part in it.
     A group counts as zero-spread when every part is constant in it.
 
     Raises ValueError for names that do not match, for a weight that is not finite, and as `advantages` does, naming
@@ -122,7 +127,7 @@ def combine_rewards(
         for name, part in parts.items()
     }
 
-    def normalized(part: _Floats) -> _Floats:
+    def normalized(part: _Floats, *, normalize: bool = normalize) -> _Floats:
         return _normalized(
             part,
             batch,
@@ -134,10 +139,18 @@ def combine_rewards(
             leave_one_out=leave_one_out,
         )
 
+    def penalty(parts: Mapping[str, _Floats]) -> _Floats:
+        counted = {name: weights[name] for name in parts if weights[name] and name not in shaping}
+        return spread_penalty * _spread(parts, counted)
+
     if mode == "sum-then-normalize":
-        combined = normalized(_weighted_sum(scored, weights))
+        combined = _weighted_sum(scored, weights)
+        combined = normalized(combined - penalty(scored) if spread_penalty else combined)
     elif mode in ("normalize-then-sum", "normalize-sum-normalize"):
-        combined = _weighted_sum({name: normalized(part) for name, part in scored.items()}, weights)
+        each = {name: normalized(part) for name, part in scored.items()}
+        combined = _weighted_sum(each, weights)
+        if spread_penalty:
+            combined = combined - normalized(penalty(each), normalize=False)
     else:
         raise ValueError(f"combine_rewards: mode '{mode}' is not known; known are {', '.join(get_args(Mode))}.")
     is_constant = np.all([batch.is_constant(part) for part in scored.values()], axis=0)
@@ -158,6 +171,16 @@ def _check_bounds(*, eps: float, clip: float | None) -> None:
 
 def _weighted_sum(parts: Mapping[str, _Floats], weights: Mapping[str, float]) -> _Floats:
     return np.sum([weights[name] * part for name, part in parts.items()], axis=0)
+
+
+def _spread(parts: Mapping[str, _Floats], weights: Mapping[str, float]) -> _Floats:
+    """[counted rows]: the weighted standard deviation of the parts of each row, those of negative weight with their sign
+    turned, times the sum of the absolute weights, so that it has the scale of their weighted sum."""
+    signed = np.array([np.sign(weight) * parts[name] for name, weight in weights.items()])
+    sizes = np.abs(np.array(list(weights.values())))[:, None]
+    whole = sizes.sum()
+    mean = (sizes * signed).sum(axis=0) / whole
+    return np.sqrt(whole * (sizes * (signed - mean) ** 2).sum(axis=0))
 
 
 class _Batch:

@@ -60,6 +60,8 @@ def track_advantages(
         group_ids=group_ids,
         mode=cast(Mode, config.combine),
         values=dict.fromkeys(parts, cast(RewardValues, config.values)),
+        spread_penalty=config.spread_penalty,
+        shaping=added,
         scope=cast(Scope, config.scope),
         center=cast(Scope, config.center),
         ddof=1 if config.ddof else 0,
