@@ -142,7 +142,7 @@ def test_offloaded_weights_leave_the_device_can_be_exported_and_train_on_as_befo
     held = bytes_on_device()
     checksum = stays.export_weights(kind="full").checksum
     moves.offload()
-    tensors = [*moves._module.parameters(), *moves._copies["ema"].values.values()]
+    tensors = [*moves._module.parameters(), *moves._policies.copies["ema"].values.values()]
     assert {local(tensor).device.type for tensor in tensors} == {"cpu"}
     moments = [value for name, value in moves._optimizer.moments().items() if not name.endswith("/step")]
     assert {local(value).device.type for value in moments} == {"cpu"}

@@ -88,7 +88,7 @@ def held_in_a_step(plan: Plan, *, catalog: Catalog, part: tuple[int, int] = (0, 
     held["frozen weights"] = size_of([*module.parameters(), *module.buffers()]) - held["trained weights"]
     held["frozen weights"] -= size_of(hosts)
     held["blocks on the device"] = size_of(buffers)
-    for name, copy in backend._copies.items():
+    for name, copy in backend._policies.copies.items():
         held[name] = size_of(copy.values.values())
     components = getattr(getattr(only.model, "pipeline", None), "components", {})
     for name, part in components.items():

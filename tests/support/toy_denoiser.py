@@ -213,7 +213,7 @@ def draw_adapters(backend) -> None:
                 if isinstance(param, DTensor):
                     whole = distribute_tensor(whole, param.device_mesh, param.placements)
                 param.copy_(whole)
-        for copy in backend._copies.values():
+        for copy in backend._policies.copies.values():
             copy.values = {name: param.detach().clone() for name, param in backend._params.items()}
 
 

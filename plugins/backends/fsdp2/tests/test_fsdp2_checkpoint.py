@@ -55,7 +55,7 @@ def run(backend, steps):
 
 def everything(backend):
     tensors = {**backend._weight_tensors(), **backend._optimizer.moments()}
-    for policy, copy in backend._copies.items():
+    for policy, copy in backend._policies.copies.items():
         tensors |= {f"{policy}/{name}": value for name, value in copy.values.items()}
     return {name: (t.full_tensor() if hasattr(t, "full_tensor") else t).clone() for name, t in tensors.items()}
 

@@ -78,7 +78,7 @@ def test_the_averages_follow_their_formula(trains):
         history.append({n: p.detach().clone() for n, p in backend._params.items()})
     # adaptive: min((1 + t) / (10 + t), 0.15) for t = 0, 1, 2; warmup: 0 at t = 0 and 1, then 0.25.
     for kind, decays in (("ema", [0.1, 0.15, 0.15]), ("lagged", [0.0, 0.0, 0.25])):
-        for name, result in backend._copies[kind].values.items():
+        for name, result in backend._policies.copies[kind].values.items():
             expected = history[0][name].double()
             for decay, live in zip(decays, history[1:], strict=True):
                 expected = decay * expected + (1 - decay) * live[name].double()

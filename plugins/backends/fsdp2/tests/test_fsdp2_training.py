@@ -303,7 +303,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
     assert [entry.skipped for entry, _ in steps] == [True, False]
     assert all(torch.equal(steps[0][1][name], before[name]) for name in before)
     assert (report.num_updates, report.num_skipped, backend.version) == (1, 1, 1)
-    assert backend._copies["ema"].num_moves == 1
+    assert backend._policies.copies["ema"].num_moves == 1
     assert math.isfinite(report.only["grad_norm"])
 
 

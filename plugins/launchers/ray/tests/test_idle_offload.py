@@ -27,7 +27,7 @@ def tensors_of(backend):
     yield from (param.data for param in backend._module.parameters())
     yield from (param.grad for param in backend._module.parameters() if param.grad is not None)
     yield from (value for name, value in backend._optimizer.moments().items() if not name.endswith("/step"))
-    for copy in backend._copies.values():
+    for copy in backend._policies.copies.values():
         yield from copy.values.values()
 
 class Away(Fsdp2Backend):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import traceback
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
 from unirl.core.roles import Backend, WeightUpdate
 from unirl.core.specs.facts import names_in
-from unirl.core.specs.lr_scales import lr_scales_of
 from unirl.core.types.weights import forms, joined, tensor_digests, weight_mismatch
 from unirl.numerics.diffusion.replay import check_stored_steps
 from unirl.numerics.train.critic import with_values
@@ -24,14 +23,15 @@ from unirl.numerics.train.stack import train_on
 from unirl.numerics.train.track_replay import TrackReplay
 
 from . import checkpoint
-from .averages import Average, make_copies
 from .block_offload import OffloadedBlocks
 from .config import ShardedConfig
 from .critic import Critic
 from .critic_nets import critic_net
-from .export import Source, gathered
+from .export import gathered, plain, sources_of
 from .optimizer import Optimizer
-from .quantize import is_quantized, quantize
+from .policies import Policies
+from .prepare import check_blocks, check_ranks, prepare
+from .quantize import quantize
 from .ranks import Ranks
 from .sharding import allocate, compile_blocks, fill, find_blocks, is_empty, recompute, reshard, shard
 from .staging import Staging
@@ -59,40 +59,33 @@ class ShardedBackend(Backend):
         self._train = train
         self._module = model.trainable
         self._device = torch.device(model.device)
-        self._using: Policy = "live"
         # Dropout would make two replays of one latent differ, and the ratio of the first update not 1.
         self._module.eval()
         # Sharding renames classes.
         kinds = names_in(model.spec.wrap_blocks, self._module)
         blocks = find_blocks(self._module, kinds)
-        for key, is_set in (
-            ("activation_checkpointing", config.activation_checkpointing),
-            ("compile", config.compile != "none"),
-            ("offload_frozen", config.offload_frozen != "none"),
-        ):
-            if is_set and not blocks:
-                raise RecipeError(
-                    f"backend.{key}: the model's spec names no wrap_blocks, which it is for; leave it off."
-                )
+        check_blocks(config, blocks)
         stacked = not train.is_serial(self._device.type)
         # Before the adapters: the critic is a copy of the checkpoint.
         net = critic_net(model) if config.critic.lr is not None else None
-        self.num_lora_layers = self._prepare(model, seed)
+        self.num_lora_layers, scales = prepare(model, config, seed=seed, device=self._device)
         if config.activation_checkpointing:
             recompute(blocks)
         if config.compile == "blocks":
             compile_blocks(blocks, device=self._device)
         self._ranks = self._join(model)
         self._staging = Staging(self._device)
+        check_ranks(config, self._ranks)
         if config.quantize != "none":
-            self._quantize(model, blocks)
+            fill = partial(self._fill, model)
+            quantize(self._module, blocks, kind=config.quantize, device=self._device, fill=fill)
         self._offloaded: OffloadedBlocks | None = None
         self._wraps = self._distribute(model, blocks)
         self._held: dict[str, Tensor] = dict(self._module.named_parameters())
         self._params = {name: param for name, param in self._held.items() if param.requires_grad}
         updates = steps * train.updates_per_step
         self._optimizer = self._new_optimizer(total_steps=updates)
-        self._optimizer.scale_rates(self._lr_scales)
+        self._optimizer.scale_rates(scales)
         self._critic: Critic | None = None
         if net is not None:
             self._critic = Critic(
@@ -106,14 +99,14 @@ class ShardedBackend(Backend):
                 stacked=stacked,
                 updates=updates,
             )
-        self._copies = make_copies(self._params, config)
+        self._policies = Policies(self._module, params=self._params, config=config)
         self._updater = ShardedUpdater(
             self._module,
             self._optimizer,
             ranks=self._ranks,
             device=self._device,
             defer_sync=config.defer_gradient_sync,
-            after_step=partial(self._move, "step"),
+            after_step=partial(self._policies.move, "step"),
         )
         self._replay = TrackReplay(
             model,
@@ -140,13 +133,16 @@ class ShardedBackend(Backend):
         settings say so."""
         with ExitStack() as stack:
             if self._config.offload_frozen == "blocks":
-                self._offloaded = OffloadedBlocks(
-                    self._module, blocks, device=self._device, fill=lambda tensors: model.fill(self._plain(tensors))
-                )
+                fill = partial(self._fill, model)
+                self._offloaded = OffloadedBlocks(self._module, blocks, device=self._device, fill=fill)
                 stack.enter_context(self._offloaded.set_aside())
             if is_empty(self._module):
                 allocate(self._module, self._device)
-                model.fill(self._plain(self._module.state_dict(keep_vars=True)))
+                self._fill(model, self._module.state_dict(keep_vars=True))
+
+    def _fill(self, model: Model, tensors: Mapping[str, Tensor]) -> None:
+        """Set tensors of the module, by their names in it, to the checkpoint's values."""
+        model.fill(plain(tensors, trains=self._config.trains))
 
     def _new_optimizer(self, *, total_steps: int) -> Optimizer:
         return Optimizer(self._params, self._config, total_steps=total_steps)
@@ -164,37 +160,20 @@ class ShardedBackend(Backend):
         """See `unirl.core.roles.Backend`."""
         if policy == "live":
             return self.version
-        self._switch(policy)  # refuses a policy that is not kept
-        return self._averages()[policy].num_moves if policy in self._averages() else 0
+        self._policies.switch(policy)  # refuses a policy that is not kept
+        return self._policies.averages[policy].num_moves if policy in self._policies.averages else 0
 
     @property
     def num_trainable(self) -> int:
         """Number of trainable parameters, over all ranks."""
         return sum(self._view(param).numel() for param in self._params.values())
 
-    @contextmanager
-    def policy(self, which: Policy = "live") -> Iterator[None]:
-        """Use these weights inside the block; the live ones are restored after it, bit for bit, also after an error.
-
-        Raises RecipeError for a policy that this backend does not keep.
-        """
-        if which == self._using:
-            yield
-            return
-        assert self._using == "live", f"policy {which!r} requested inside policy {self._using!r}"
-        switch = self._switch(which)
-        reshard(self._module)
-        switch(True)
-        self._using = which
-        try:
-            yield
-        finally:
-            reshard(self._module)
-            switch(False)
-            self._using = "live"
+    def policy(self, which: Policy = "live") -> AbstractContextManager[None]:
+        """See `unirl.core.roles.Backend` and `Policies.use`."""
+        return self._policies.use(which)
 
     def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
-        assert self._using == "live", f"training inside policy {self._using!r} would change its weights"
+        self._policies.check_live("training would change its weights")
         self._ranks.check_same_rows(sample for job in jobs for sample in job.track.sample_ids)
         return train_on(
             jobs,
@@ -261,10 +240,10 @@ class ShardedBackend(Backend):
                 )
             # A weight in CPU memory is added to by an adapter on the device.
             place = self._offloaded and next(iter(self._params.values())).device
-            return self._view(self._shard_of(name, policy)).to(place or None)
+            return self._view(self._policies.shard_of(name, self._held[name], policy)).to(place or None)
 
         reshard(self._module)
-        sources = self._sources(kind, is_on=policy != "reference")
+        sources = sources_of(self._module, self._held, trains=trains, kind=kind, is_on=policy != "reference")
         held = {name: self._view(tensor) for name, tensor in self._held.items()}
         tensors = gathered(sources, held=held, shard_of=shard_of, dtypes=dtypes or {})
         digests = tensor_digests(tensors)
@@ -279,7 +258,7 @@ class ShardedBackend(Backend):
 
     def adopt(self, update: WeightUpdate) -> None:
         """Take `full` or `lora` weights that another backend of this recipe exported, and its version. Collective."""
-        assert self._using == "live", f"adopting inside policy {self._using!r} would change its weights"
+        self._policies.check_live("adopting would change its weights")
         held = self._holders(update.kind)
         mismatch = weight_mismatch(forms(update.tensors), held)
         if mismatch:
@@ -314,12 +293,12 @@ class ShardedBackend(Backend):
 
     def _saved(self) -> Sequence[Saved]:
         """Tensors and facts of each folder of a checkpoint, the first of them its own. Collective."""
-        assert self._using == "live", f"saving inside policy {self._using!r} would save its weights as the live ones"
+        self._policies.check_live("saving would save its weights as the live ones")
         reshard(self._module)
         facts = {
             **self._setup(),
             **self._optimizer.facts(),
-            "moves": {name: copy.num_moves for name, copy in self._averages().items()},
+            "moves": {name: copy.num_moves for name, copy in self._policies.averages.items()},
         }
         saved: list[Saved] = [("", {**self._weight_tensors(), **self._optimizer.moments()}, facts)]
         if self._critic is not None:
@@ -352,11 +331,11 @@ class ShardedBackend(Backend):
             opened.append((optimizer, there))
         for optimizer, one in opened:
             optimizer.resume(one.facts, one.read())
-        for name, average in self._averages().items():
+        for name, average in self._policies.averages.items():
             average.num_moves = int(own.facts["moves"][name])
 
     def end_rollout(self) -> None:
-        self._move("rollout")
+        self._policies.move("rollout")
 
     def offload(self) -> None:
         """Move weights, optimizer state and weight copies to CPU memory, if they are not there already."""
@@ -369,102 +348,12 @@ class ShardedBackend(Backend):
         self._staging.free()
         self._ranks.close()
 
-    def _prepare(self, model: Model, seed: int) -> int:
-        """Cast what the model has not frozen to fp32, or add adapters to it; returns the number of adapted layers."""
-        trainable = [param for param in self._module.parameters() if param.requires_grad]
-        if not trainable:
-            raise RecipeError(
-                f"backend: model {model.spec.name!r} has frozen every parameter of its {model.spec.trainable!r}, so "
-                "there is nothing to train. The model must leave those that train with requires_grad=True."
-            )
-        if self._config.trains == "full":
-            # Those of rate 0 as well: other processes, which send or receive weights, know only what the model froze.
-            for param in trainable:
-                param.data = param.data.float()
-            self._freeze()
-            return 0
-        from .adapters import add_lora
-
-        targets = names_in(model.spec.lora_targets, self._module, may_be_empty=True)
-        added = add_lora(self._module, self._config.lora, default_targets=targets, seed=seed, device=self._device)
-        self._freeze()
-        return added
-
-    def _freeze(self) -> None:
-        """Freeze the parameters whose learning rate is scaled by 0."""
-        named = {name: param for name, param in self._module.named_parameters() if param.requires_grad}
-        self._lr_scales = lr_scales_of(self._config.lr_scales, named, module=type(self._module).__name__)
-        for name, scale in self._lr_scales.items():
-            named[name].requires_grad_(scale > 0)
-
-    def _quantize(self, model: Model, blocks: Sequence[nn.Module]) -> None:
-        ranks, how = self._ranks, self._config.quantize
-        if ranks.num_ranks * ranks.num_sequence * ranks.num_tensor > 1:
-            raise RecipeError(
-                f"backend.quantize: got {how} on several ranks, and quantized weights cannot be sharded. Start one "
-                "process, or use none."
-            )
-        quantize(
-            self._module, blocks, kind=how, device=self._device, fill=lambda tensors: model.fill(self._plain(tensors))
-        )
-
-    def _averages(self) -> dict[str, Average]:
-        return {name: copy for name, copy in self._copies.items() if isinstance(copy, Average)}
-
-    def _move(self, when: str) -> None:
-        for average in self._averages().values():
-            if average.config.every == when:
-                average.move()
-
-    def _switch(self, which: Policy) -> Any:
-        """A function that switches to a policy (True) and back (False)."""
-        copy = self._copies.get(which)
-        if copy is not None:
-            return lambda on: copy.swap()
-        if which == "reference" and self._config.trains == "lora":
-            from .adapters import switch_lora
-
-            return lambda on: switch_lora(self._module, on=not on)
-        key = "reference_copy=true" if which == "reference" else f"{which}.kind, such as constant"
-        raise RecipeError(f"backend: policy {which!r} is needed, but not kept. Set backend.{key}.")
-
-    def _shard_of(self, name: str, policy: Policy) -> Tensor:
-        """This rank's shard of a parameter under a policy; nothing is switched for it."""
-        held = self._held[name]
-        if policy == self._using:
-            return held
-        assert "live" in (policy, self._using), f"weights of {policy!r} were asked for inside policy {self._using!r}"
-        # Inside a policy its copy holds the live weights.
-        copy = self._copies.get(policy if self._using == "live" else self._using)
-        return held if copy is None else copy.values.get(name, held)
-
-    def _sources(self, kind: str, *, is_on: bool) -> dict[str, Source]:
-        """The source of each exported tensor. is_on: with the adapters."""
-        if self._config.trains == "full":
-            return {name: Source(name=name) for name in self._held}
-        from .adapters import lora_deltas, lora_names, plain_names
-
-        if kind == "lora":
-            return {exported: Source(name=name) for exported, name in lora_names(self._module).items()}
-        deltas = lora_deltas(self._module) if is_on else {}
-        return {plain: Source(name=name, delta=deltas.get(name)) for plain, name in plain_names(self._held).items()}
-
-    def _plain(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """These tensors of the module by the names that they have without adapters, without those of adapters and
-        without quantized ones, which have their values."""
-        if self._config.trains == "full":
-            return dict(tensors)
-        from .adapters import plain_names
-
-        named = {plain: tensors[name] for plain, name in plain_names(tensors).items()}
-        return {plain: tensor for plain, tensor in named.items() if not is_quantized(tensor)}
-
     def _holders(self, kind: str) -> dict[str, Tensor]:
         """The live tensors, by the names that `weights` exports them under."""
         trains = self._config.trains
         if kind != trains:
             raise RecipeError(f"backend.trains: got {trains!r}, which cannot load {kind!r} weights.")
-        sources = self._sources(kind, is_on=True)
+        sources = sources_of(self._module, self._held, trains=trains, kind=kind)
         return {exported: self._view(self._held[source.name]) for exported, source in sources.items()}
 
     def _setup(self) -> dict[str, Any]:
@@ -488,17 +377,17 @@ class ShardedBackend(Backend):
         # Frozen adapters, too, which the base checkpoint does not have.
         own = {name: param for name, param in self._held.items() if name in self._params or ".lora_" in name}
         tensors = {f"weights/{name}": self._view(param.detach()) for name, param in own.items()}
-        for kind, copy in self._averages().items():
+        for kind, copy in self._policies.averages.items():
             tensors.update({f"{kind}/{name}": self._view(value) for name, value in copy.values.items()})
         return tensors
 
     def _to(self, device: torch.device) -> None:
-        assert self._using == "live"
+        self._policies.check_live("moving would swap weights on two devices")
         reshard(self._module)
         with self._offloaded.set_aside() if self._offloaded is not None else nullcontext():
             self._module.to(device)
         self._optimizer.to(device)
-        for copy in self._copies.values():
+        for copy in self._policies.copies.values():
             copy.to(device)
         if self._critic is not None:
             self._critic.to(device)

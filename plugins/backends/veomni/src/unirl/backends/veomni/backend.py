@@ -77,7 +77,7 @@ class VeomniBackend(ShardedBackend):
         held = {name: self._view(tensor) for name, tensor in module.state_dict(keep_vars=True).items()}
         put_back((held[name], value) for name, value in values.items() if not value.is_meta)
         if was_empty:
-            model.fill(self._plain(held))
+            self._fill(model, held)
         return True
 
     def _new_optimizer(self, *, total_steps: int) -> Optimizer:
