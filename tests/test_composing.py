@@ -13,7 +13,7 @@ from unirl.core.cli import main
 from unirl.core.errors import RecipeError
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
-from unirl.core.specs.plan import leaves
+from unirl.core.specs.leaves import leaves
 from unirl.loop.run_folder import write_recipe
 from unirl.quickstart import checkpoint_path, text_checkpoint_path
 

@@ -17,7 +17,7 @@ from unirl.core.errors import RewardFailed, RunFailed
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.files import plugin_files
 from unirl.core.recipe.compose import compose
-from unirl.core.specs.plan import leaves
+from unirl.core.specs.leaves import leaves
 from unirl.loop.parts import attributed
 from unirl.loop.run import train
 from unirl.quickstart import checkpoint_path

@@ -12,7 +12,8 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose, compose_config, plan_of
 from unirl.core.recipe.files import find_recipe, list_recipes, recipe_roots
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.plan import Plan, Stage, leaves
+from unirl.core.specs.leaves import leaves
+from unirl.core.specs.plan import Plan, Stage
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = [recipe.name for recipe in list_recipes(recipe_roots(ROOT))]

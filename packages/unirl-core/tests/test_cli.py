@@ -15,7 +15,7 @@ from unirl.core.cli import main
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.entry_points import COMMANDS_GROUP, entry_points
 from unirl.core.recipe.compose import compose
-from unirl.core.specs.plan import leaves
+from unirl.core.specs.leaves import leaves
 from unirl.core.types.event import Event
 from unirl.loop.cli import progress, sweep, train
 from unirl.loop.run import RunResult

@@ -13,8 +13,9 @@ from unirl.core.errors import PluginBroken
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.recipe.compose import compose
+from unirl.core.specs.leaves import leaves
 from unirl.core.specs.overrides import ValueIf
-from unirl.core.specs.plan import Origin, Plan, leaves
+from unirl.core.specs.plan import Origin, Plan
 from unirl.core.specs.spec import Kind
 
 DATA = "data.train=prompts.txt"

@@ -11,7 +11,8 @@ import pytest
 from unirl.core.errors import RecipeError
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose, split_sweep
-from unirl.core.specs.plan import Origin, leaves
+from unirl.core.specs.leaves import leaves
+from unirl.core.specs.plan import Origin
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 
 DATA = "data.train=prompts.txt"

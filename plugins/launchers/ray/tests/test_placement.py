@@ -22,7 +22,7 @@ from unirl.launchers.ray.cluster import Cluster
 from unirl.launchers.ray.config import RayConfig
 from unirl.launchers.ray.launcher import build as build_ray
 from unirl.launchers.ray.placement import Node, WorkerPlace, by_machine, misfit, places, split_groups
-from unirl.launchers.ray.remote_parts import shares
+from unirl.launchers.ray.shares import shares
 from unirl.launchers.ray.worker import WorkerFacts
 from unirl.loop.run import train
 

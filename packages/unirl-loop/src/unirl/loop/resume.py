@@ -10,7 +10,8 @@ from typing import Any
 from unirl.core.data.run_data import RunData
 from unirl.core.errors import CheckpointError
 from unirl.core.roles import Algorithm
-from unirl.core.specs.plan import Plan, leaves
+from unirl.core.specs.leaves import leaves
+from unirl.core.specs.plan import Plan
 
 from .algorithm_state import algorithm_state
 from .checkpoints import Checkpoint, Checkpoints

@@ -66,7 +66,7 @@ def plan_json(plan: Plan, verdict: Verdict) -> dict[str, Any]:
     """The plan as plain data."""
     from ..match.acceleration import accelerations
     from ..observe.stages import stage_facts
-    from ..specs.plan import leaves
+    from ..specs.leaves import leaves
 
     return {
         "recipe": plan.recipe,
@@ -113,7 +113,7 @@ def show_plan(
     from rich.text import Text
 
     from ..match.acceleration import accelerations
-    from ..specs.plan import leaves
+    from ..specs.leaves import leaves
     from .output import console
 
     parts = {part.key: part for part in plan.choices}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..specs.plan import Choice, Plan
     from ..specs.spec import RewardSpec
 
-__all__ = ["composition", "counted_range"]
+__all__ = ["composition", "counted_range", "without_rewards"]
 
 PAIRS = [[step, factor] for step in (int, float) for factor in (int, float)]
 
@@ -89,6 +89,18 @@ def _gate(plan: Plan, key: str) -> Iterator[Reason]:
     if name == key:
         chain = " -> ".join([*path, key])
         yield Reason(key=f"{where}.reward", text=f"got {chain}, expected gates that end at a reward without one.")
+
+
+def without_rewards(plan: Plan) -> Iterator[Reason]:
+    """Settings about scores, in a plan in which nothing scores."""
+    asking = {
+        "run.reward_overlap_groups": plan.run.reward_overlap_groups,
+        "data.dynamic_sampling_rounds": plan.data.dynamic_sampling_rounds,
+        "eval.threshold": plan.eval.threshold,
+    }
+    for key, value in asking.items():
+        if value:
+            yield Reason(key=key, text=f"got {value}, but the plan has no reward; leave it out, or add a reward.")
 
 
 def _schedule(key: str, config: RewardConfig) -> Iterator[Reason]:

@@ -19,7 +19,7 @@ from ..specs.part_config import PartConfig
 from ..specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 from .acceleration import acceleration_problems
 from .asynchrony import asynchrony
-from .composition import composition
+from .composition import composition, without_rewards
 from .episodes import episodes
 from .lineage import lineage
 from .named_code import not_allowed
@@ -372,7 +372,7 @@ def _exports(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
 
 def _rewards(plan: Plan) -> Iterator[Reason]:
     if not plan.rewards and all(stage.needs.reward == "none" for stage in plan.stages):
-        yield from _without_rewards(plan)
+        yield from without_rewards(plan)
     elif not plan.rewards and all(stage.environment is None for stage in plan.stages):
         yield Reason(key="reward", text="no reward was chosen; add one, such as `+reward@reward.shapes=shapes`.")
     scored = {key for stage in plan.stages for key in stage.rewards}
@@ -389,15 +389,3 @@ def _rewards(plan: Plan) -> Iterator[Reason]:
         possible = stage.model.spec.media_of_kinds({stage.kind})
         yield from _media_of(stage, {key: spec for key, spec in specs.items() if spec.media in possible})
     yield from composition(plan)
-
-
-def _without_rewards(plan: Plan) -> Iterator[Reason]:
-    """Settings about scores, in a plan in which nothing scores."""
-    asking = {
-        "run.reward_overlap_groups": plan.run.reward_overlap_groups,
-        "data.dynamic_sampling_rounds": plan.data.dynamic_sampling_rounds,
-        "eval.threshold": plan.eval.threshold,
-    }
-    for key, value in asking.items():
-        if value:
-            yield Reason(key=key, text=f"got {value}, but the plan has no reward; leave it out, or add a reward.")

@@ -74,14 +74,16 @@ def _comparison(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[
                 text=f"got {value}, but algorithm {stage.algorithm.name!r} does not compare the samples of a group; "
                 "leave it out.",
             )
-    counted = [name for name in stage.rewards if name not in plan.rewards or plan.rewards[name].config.weight]
-    # With credit, the rewards are those of later stages.
-    if own.spread_penalty and compares and len(counted) < 2 and stage.settings.credit == "none":
-        yield Reason(
-            key=f"{at('advantage')}.spread_penalty",
-            text=f"got {own.spread_penalty:g}, but {len(counted) or 'no'} reward has a weight, and one has no spread; add "
-            "another, or leave it out.",
-        )
+    # With credit, rewards are those of later stages.
+    if own.spread_penalty and compares and stage.settings.credit == "none":
+        count = sum(bool(plan.rewards[name].config.weight) for name in stage.rewards)
+        count += stage.environment is not None and bool(stage.environment.config.weight)
+        if count < 2:
+            yield Reason(
+                key=f"{at('advantage')}.spread_penalty",
+                text=f"got {own.spread_penalty:g}, but {count or 'no'} reward has a weight, and one has no spread; add "
+                "another, or leave it out.",
+            )
     if own.keep_best + own.keep_worst > compared:
         names = [name for name in ("keep_best", "keep_worst") if getattr(own, name)]
         yield Reason(

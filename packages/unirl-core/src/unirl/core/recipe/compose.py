@@ -14,8 +14,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ..specs.config import RecipeConfig
+from ..specs.leaves import leaves, plan_hash
 from ..specs.part_config import PartConfig
-from ..specs.plan import PER_STAGE, Choice, LeftOut, Origin, Plan, leaves, plan_hash
+from ..specs.plan import PER_STAGE, Choice, LeftOut, Origin, Plan
 from ..specs.spec import AlgorithmSpec, Kind, Spec
 from ..types.sampling import SamplingConfig
 from .assets import asset, by_name_only

@@ -11,7 +11,8 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
-from ..specs.plan import Origin, leaves
+from ..specs.leaves import leaves
+from ..specs.plan import Origin
 from .files import PART_GROUPS
 from .hydra_source import PARTS, ROOT, SCHEMA
 

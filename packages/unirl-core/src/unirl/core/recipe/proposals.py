@@ -16,8 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import PluginBroken
 from ..specs.config import AdvantageConfig, TrainConfig
+from ..specs.leaves import leaves
 from ..specs.overrides import ValueIf, has_key
-from ..specs.plan import LeftOut, Origin, leaves
+from ..specs.plan import LeftOut, Origin
 from ..specs.spec import AlgorithmSpec
 from .exchanged import Exchange
 from .origins import Layer, Slot, trace

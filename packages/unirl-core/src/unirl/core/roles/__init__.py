@@ -7,8 +7,11 @@ Models, backends and algorithms inherit their role, for the defaults of optional
 that is called on it works without.
 """
 
+from .algorithm import Algorithm, Losses, LossTerm, Metric
+from .backend import Backend, Job, TrainReport
 from .engine import Engine, WeightReceipt, WeightUpdate
 from .environment import Environment, EpisodeFailed, Observation
+from .forward import Forward, Policy, Replayed, ReplayedTokens
 from .model import (
     DiffusionModel,
     DivergenceKind,
@@ -21,19 +24,6 @@ from .model import (
 )
 from .reward import GradientScore, Reward, ScoreInput, Scores
 from .tracker import RunInfo, Tracker
-from .training import (
-    Algorithm,
-    Backend,
-    Forward,
-    Job,
-    Losses,
-    LossTerm,
-    Metric,
-    Policy,
-    Replayed,
-    ReplayedTokens,
-    TrainReport,
-)
 from .transport import PieceLike, RemoteRowsLike, Transport, TransportCounts, TransportPlace
 
 __all__ = [

@@ -11,7 +11,7 @@ from ..limits import Reason
 from ..names import did_you_mean
 from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
 from .config import AdvantageConfig, TrainConfig
-from .plan import leaves
+from .leaves import leaves
 
 if TYPE_CHECKING:
     from .spec import AlgorithmSpec

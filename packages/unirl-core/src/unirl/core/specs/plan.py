@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ from ..types.media import MediaKind
 from ..types.sampling import LatentSamplingConfig, SamplingConfig
 from .capability import Cap, Needs
 from .config import AdvantageConfig, DataConfig, EvalConfig, RunConfig, StageConfig, TrainConfig
+from .leaves import leaves
 from .part_config import BackendConfig, EnvironmentConfig, PartConfig, RewardConfig
 from .spec import (
     AlgorithmSpec,
@@ -40,9 +39,7 @@ __all__ = [
     "Plan",
     "RewardChoices",
     "Stage",
-    "leaves",
     "medium_of",
-    "plan_hash",
 ]
 
 S = TypeVar("S", bound=Spec, covariant=True)
@@ -389,21 +386,3 @@ def medium_of(model: ModelSpec, track: str, sampling: SamplingConfig) -> MediaKi
         return "text"
     # The number of frames decides between images and videos.
     return "video" if isinstance(sampling, LatentSamplingConfig) and sampling.frames > 1 else "image"
-
-
-def leaves(values: Mapping[str, Any], *, under: str = "") -> dict[str, Any]:
-    """Key path -> value of every leaf; an empty mapping or list is itself a leaf."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        path = f"{under}.{key}" if under else str(key)
-        if isinstance(value, Mapping) and value:
-            result |= leaves(cast(Mapping[str, Any], value), under=path)
-        else:
-            result[path] = value
-    return result
-
-
-def plan_hash(numbers: Mapping[str, Any]) -> str:
-    """First 16 hex digits of the SHA-256 of `Plan.numeric_leaves`."""
-    text = json.dumps(numbers, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

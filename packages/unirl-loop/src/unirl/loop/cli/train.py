@@ -129,7 +129,7 @@ def _check_working_folder(recorded: Mapping[str, Any], overrides: Sequence[str])
 
     The folder is not changed to that one: code in the current folder runs without a question.
     """
-    from unirl.core.specs.plan import leaves
+    from unirl.core.specs.leaves import leaves
 
     then, values = Path(recorded.get("started_in", "")), leaves(recorded.get("resolved", {}))
     given = {override.lstrip("+").partition("=")[0] for override in overrides}

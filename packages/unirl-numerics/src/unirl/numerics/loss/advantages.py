@@ -174,8 +174,8 @@ def _weighted_sum(parts: Mapping[str, _Floats], weights: Mapping[str, float]) ->
 
 
 def _spread(parts: Mapping[str, _Floats], weights: Mapping[str, float]) -> _Floats:
-    """[counted rows]: the weighted standard deviation of the parts of each row, those of negative weight with their sign
-    turned, times the sum of the absolute weights, so that it has the scale of their weighted sum."""
+    """[counted rows]: the weighted standard deviation of the parts of each row, times the sum of the absolute weights,
+    so that it has the scale of their weighted sum. Parts of negative weight have their sign turned."""
     signed = np.array([np.sign(weight) * parts[name] for name, weight in weights.items()])
     sizes = np.abs(np.array(list(weights.values())))[:, None]
     whole = sizes.sum()

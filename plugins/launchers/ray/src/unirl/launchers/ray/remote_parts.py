@@ -14,66 +14,27 @@ from unirl.core.errors import UniRLError
 from unirl.core.roles import Backend, Job, Model, Policy, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
 from unirl.core.specs.plan import Stage
 from unirl.core.specs.spec import ModelSpec
-from unirl.core.types.batch import inverse, rows_by_group
+from unirl.core.types.batch import inverse
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import FramesRead
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
-from unirl.core.types.track import Conditions, TextSegment, Track
+from unirl.core.types.track import Track
 from unirl.loop.algorithm_state import algorithm_state
-from unirl.numerics.balance import balance
 from unirl.transfer.remote_rows import RemoteRows, fetchable
 
 from .actors import Actor, Call
 from .cluster import Cluster
 from .samples import Named, Samples
 from .session import Session
+from .shares import padded, share_of, shares, track_shares
 
-__all__ = ["RemoteBackend", "RemoteEngine", "RemoteModel", "RemoteReward", "shares"]
+__all__ = ["RemoteBackend", "RemoteEngine", "RemoteModel", "RemoteReward"]
 
 T = TypeVar("T")
 
 SETTLE_S = 10.0
 """Timeout for the other ranks to finish their call after one has failed."""
-
-
-def shares(
-    group_ids: Sequence[str],
-    workers: int,
-    *,
-    units: Sequence[Sequence[int]] | None = None,
-    costs: Sequence[int] | None = None,
-    whole_groups: bool = False,
-) -> list[list[int]]:
-    """Rows of each worker: whole groups, in order, as even as possible; units when there are too few groups.
-
-    units: rows that stay together, each within a group; single rows if None.
-
-    whole_groups: never split a group; with too few groups some workers get none.
-
-    costs: per row; the groups are then partitioned to balance total cost, with about equally many groups per worker.
-    Whole groups keep the mini-batches of an update those of one rank (`unirl.numerics.train.partition.mini_batches`),
-    and the embeddings of a prompt on one worker.
-    """
-    groups = list(rows_by_group(group_ids).values())
-    stay_whole = whole_groups or len(groups) >= workers
-    pieces = groups if stay_whole else units or [[row] for row in range(len(group_ids))]
-    if costs is not None:
-        parts = balance([sum(costs[row] for row in rows) for rows in pieces], workers, equal_counts=True)
-        return [[row for piece in part for row in pieces[piece]] for part in parts]
-    partition: list[list[int]] = []
-    left, start = len(group_ids), 0
-    for worker in range(workers):
-        expected, rows = left / (workers - worker), list[int]()
-        # The last pieces go to workers that have none yet.
-        while start < len(pieces) - (workers - worker - 1) and (
-            not rows or abs(len(rows) + len(pieces[start]) - expected) <= abs(len(rows) - expected)
-        ):
-            rows += pieces[start]
-            start += 1
-        partition.append(rows)
-        left -= len(rows)
-    return partition
 
 
 class RemoteModel(Model):
@@ -173,7 +134,7 @@ class RemoteEngine:
         for number, actor in enumerate(self._actors):
             mine = partition[number // self._copies]
             if mine or self._lockstep:
-                share = _padded(request, mine, to=rows) if self._lockstep else request.select(mine)
+                share = padded(request, mine, to=rows) if self._lockstep else request.select(mine)
                 calls.append(Call(actor=actor, method="generate", args=(share,)))
         self._samples.begin(request.rollout)
         result = self._cluster.run(calls, phase="generate", restart=self._samples.restart)
@@ -253,14 +214,14 @@ class RemoteBackend(Backend):
         which made the advantages."""
         tracks = [self.with_reference(job.track) if self._references else job.track for job in jobs]
         workers = len(self._actors) // self._copies
-        partitions = [_track_shares(track, workers) for track in tracks]
+        partitions = [track_shares(track, workers) for track in tracks]
 
         def bring(named: Named) -> None:
             self._session.turns.train()
             calls: list[Call] = []
             for number, actor in enumerate(self._actors):
                 shares = [
-                    named(_share(track, partition[number // self._copies]))
+                    named(share_of(track, partition[number // self._copies]))
                     for track, partition in zip(tracks, partitions, strict=True)
                 ]
                 calls.append(Call(actor=actor, method="bring", args=(shares,)))
@@ -279,11 +240,11 @@ class RemoteBackend(Backend):
 
     def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
         """Runs the reference policy on its workers. Its latent outputs stay there."""
-        partition = [rows for rows in _track_shares(track, len(self._references)) if rows]
+        partition = [rows for rows in track_shares(track, len(self._references)) if rows]
 
         def ask(named: Named) -> list[Track]:
             calls = [
-                Call(actor=actor, method="reference", args=(self._learner, named(_share(track, rows))))
+                Call(actor=actor, method="reference", args=(self._learner, named(share_of(track, rows))))
                 for actor, rows in zip(self._references, partition, strict=False)
             ]
             return self._cluster.run(calls, phase="reference", restart=lambda actor: None)
@@ -391,34 +352,3 @@ class RemoteReward:
 
 def _scored(scores: Scores) -> Tensor:
     return torch.ones(len(scores.values), dtype=torch.bool) if scores.scored is None else scores.scored
-
-
-def _track_shares(track: Track, workers: int) -> list[list[int]]:
-    """Rows of each worker that runs forwards over a track, units whole; those of text cost their tokens."""
-    costs = track.segment.total_lengths if isinstance(track.segment, TextSegment) else None
-    return shares(track.group_ids, workers, units=track.units(), costs=costs)
-
-
-def _share(track: Track, rows: Sequence[int]) -> Track:
-    """A worker's rows, with the data that training needs."""
-    return _for_training(track.select(rows) if rows else _empty(track))
-
-
-def _padded(request: Request, rows: Sequence[int], *, to: int) -> Request:
-    """The rows, padded to `to` by repeating the last one under new ids, since ids must be unique."""
-    own = list(rows) or [0]
-    missing = to - len(rows)
-    share = request.select([*rows, *[own[-1]] * missing])
-    ids = tuple(share.sample_ids[: len(rows)]) + tuple(f"{share.sample_ids[-1]}/padding-{n}" for n in range(missing))
-    return dataclasses.replace(share, sample_ids=ids)
-
-
-def _empty(track: Track) -> Track:
-    """One unit of weight 0, for a rank without samples: all ranks must run the same forwards."""
-    return track.padding(track.units()[0])
-
-
-def _for_training(track: Track) -> Track:
-    """The track without data no loss reads: media, turns and unused prompts."""
-    conditions: dict[str, Conditions] = {name: value.compact() for name, value in track.conditions.items()}
-    return dataclasses.replace(track, media=None, turns=None, conditions=conditions)
