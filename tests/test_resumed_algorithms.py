@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "diffusion-nft, lagged policy": ("quickstart-nft", ("backend.lagged.kind=linear", "algorithm.kl_coef=0.1", COPY)),
     "awm, lagged policy": ("quickstart-awm", ("algorithm.lagged_coef=0.1", "backend.lagged.kind=linear")),
     "diffusion-dpo, reference copy": ("quickstart-dpo", ()),
-    "dgpo, reference copy": ("quickstart-dgpo", ()),
+    "dgpo, lagged policy": ("quickstart-dgpo", ("algorithm.moving_reference=true", "backend.lagged.kind=linear")),
     "crd, lagged policy": ("quickstart-crd", ("algorithm.moving_reference=true", "backend.lagged.kind=linear")),
     "epg, reference copy": ("quickstart-epg", ("algorithm.kl_coef=0.1", COPY)),
     "dpok, critic and adaptive kl": ("quickstart-dpok", ("algorithm.critic=true", CRITIC, *ADAPTIVE)),

@@ -37,9 +37,9 @@ def compared(rewards: list[float], algorithm: Dgpo, **changes: Any) -> Track:
     return algorithm.advantages(track)[0]
 
 
-def with_errors(live: list[float], reference: list[float]) -> Velocities:
+def with_errors(live: list[float], reference: list[float], **others: list[float]) -> Velocities:
     """Clean latents are 0 and noise is 0, so that velocities are errors."""
-    roots = {"live": live, "reference": reference}
+    roots = {"live": live, "reference": reference, **others}
     return Velocities(
         {name: torch.tensor(errors).sqrt()[:, None, None].expand(-1, 1, 2) for name, errors in roots.items()}  # type: ignore[misc]
     )
@@ -78,6 +78,15 @@ def test_the_gradient_at_the_reference_is_that_of_weighted_matching() -> None:
     loss_of(algorithm, compared(REWARDS, algorithm), Velocities({**forward.by_policy, "live": live})).backward()
     advantages = torch.tensor([0.5, 0.0, -0.5])[:, None, None]
     torch.testing.assert_close(live.grad, 10.0 / 2 / 3 * advantages * live.detach(), rtol=1e-5, atol=0)
+
+
+def test_the_moving_reference_is_the_lagged_policy_and_the_pull_stays_with_the_initial_one() -> None:
+    """Velocities are roots of errors: 0.1 and 0.2 of the first sample, and equal of the others."""
+    algorithm = make(moving_reference=True, kl_coef=0.5)
+    forward = with_errors(LIVE, [0.04, *LIVE[1:]], lagged=REFERENCE)
+    loss = loss_of(algorithm, compared(REWARDS, algorithm), forward)
+    assert float(loss) == pytest.approx(math.log1p(math.exp(-0.2)) + 0.5 * 0.1**2 / 3, rel=1e-6)
+    assert [policy for policy, *_ in forward.asked] == ["live", "lagged", "reference"]
 
 
 def test_a_constant_of_the_prompt_cancels() -> None:
@@ -137,6 +146,7 @@ def test_samples_of_two_prompts_are_refused_as_a_group() -> None:
     ("overrides", "says"),
     [
         (["backend.reference_copy=false"], "backend.reference_copy: algorithm 'dgpo' needs a reference policy"),
+        (["algorithm.moving_reference=true"], "backend.lagged.kind: got none, but algorithm 'dgpo' trains on samples"),
         (["data.samples_per_prompt=1"], "data.samples_per_prompt: got 1, so every group has zero variance"),
         (
             ["data.samples_per_prompt=1", "advantage.center=global"],

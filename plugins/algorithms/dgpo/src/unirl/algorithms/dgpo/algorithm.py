@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 from unirl.algorithms.dgpo.config import DgpoConfig
-from unirl.core.roles import Algorithm, Forward, Losses, LossTerm
+from unirl.core.roles import Algorithm, Forward, Losses, LossTerm, Policy
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.elbo import elbo
 from unirl.numerics.forward_process import PointLosses, forward_points
+from unirl.numerics.loss.losses import mean_shift_squared
 from unirl.numerics.loss.policy_metrics import mean_over
 from unirl.numerics.train.group_units import compared_weights, unit_centred, unit_mean, with_group_units
 
@@ -41,7 +42,8 @@ class Dgpo(PointLosses, Algorithm):
     Our choices, where the paper leaves one: the mean over the group in place of the sum, so that for a pair with
     advantages 1 and -1 the loss is that of Diffusion-DPO with the same beta; a weight of 1 at every noise level; the
     advantages centred once more in the loss, since a clip and a selection of samples move their mean; and no weight for
-    groups of equal rewards.
+    groups of equal rewards. The authors' code has the same margin, and a gradient without the factor beta; it also
+    clips, sample by sample, against a moving average of the policy.
     """
 
     def __init__(
@@ -61,14 +63,17 @@ class Dgpo(PointLosses, Algorithm):
 
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         """[n, k]: each sample has the loss of its group."""
-        return {"policy": compared_weights(track)[:, None].expand_as(self.point_weights(track))}
+        points = compared_weights(track)[:, None].expand_as(self.point_weights(track))
+        return {"policy": points, "kl": points} if self._config.kl_coef else {"policy": points}
 
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         assert track.advantages is not None
         weights = self.loss_weights(track)["policy"]
         at = forward_points(track.latent, self._config, seed=self._seed, ids=track.unit_ids or track.sample_ids)
-        live = elbo(forward.velocity(track, at.x, at.sigma), at)
-        gain = live - elbo(forward.velocity(track, at.x, at.sigma, policy="reference"), at)
+        compared: Policy = "lagged" if self._config.moving_reference else "reference"
+        live = forward.velocity(track, at.x, at.sigma)
+        other = forward.velocity(track, at.x, at.sigma, policy=compared)
+        gain = elbo(live, at) - elbo(other, at)
         preference = unit_centred(track.advantages.double(), track)[:, None]
         margin = self._config.beta * unit_mean(preference * gain, track)
         metrics = {
@@ -78,4 +83,10 @@ class Dgpo(PointLosses, Algorithm):
             "loser_gain": mean_over(gain, weights * (preference < 0)),
         }
         values = -torch.nn.functional.logsigmoid(margin)
-        return Losses(terms=[LossTerm(name="policy", values=values, weights=weights)], metrics=metrics)
+        terms = [LossTerm(name="policy", values=values, weights=weights)]
+        if self._config.kl_coef:
+            initial = other if compared == "reference" else forward.velocity(track, at.x, at.sigma, policy="reference")
+            kl = mean_shift_squared(live, initial)
+            terms.append(LossTerm(name="kl", values=kl, weights=weights, scale=self._config.kl_coef))
+            metrics["kl"] = mean_over(kl, weights)
+        return Losses(terms=terms, metrics=metrics)

@@ -24,6 +24,13 @@ class DgpoConfig(ForwardConfig):
     """Part of the distribution of noise levels which is drawn from, as two quantiles from clean to noise. The paper
     leaves out low levels, at which samples of few steps have artifacts; its authors recommend 0.3 to 0.6."""
 
+    moving_reference: bool = False
+    """Compare with the lagged policy, which then makes the rollouts as well, instead of the initial one, as TDM-R1 does
+    (arXiv 2603.07700)."""
+    kl_coef: float = limit(0.0, least=0)
+    """Coefficient of the squared distance to the velocity of the initial policy; 0 turns it off. The authors' code has
+    0.02."""
+
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also groups of one, and micro-batches smaller than a group."""
         yield from super().problems(plan, stage)

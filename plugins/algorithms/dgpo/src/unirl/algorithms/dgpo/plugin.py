@@ -15,6 +15,7 @@ DGPO = AlgorithmSpec(
     build="unirl.algorithms.dgpo.algorithm:build",
     config="unirl.algorithms.dgpo.config:DgpoConfig",
     needs=Needs(track="latent", reference="policy", staleness="any"),
+    when={"moving_reference": Needs(sampler="lagged", staleness="none"), "kl_coef": Needs(reference="policy")},
     proposes={
         "sampling.kernel": "dpm2",
         "sampling.eta": 0.0,

@@ -16,7 +16,8 @@ __all__ = ["loss", "of_group"]
 
 
 def loss(config: DgpoConfig, inputs: PointLossInputs) -> float:
-    """Mean over all points of all groups, each group as often as it has samples (arXiv 2510.08425)."""
+    """Mean over all points of all groups, each group as often as it has samples (arXiv 2510.08425), plus `kl_coef`
+    times the squared distance to the reference."""
     total, weights = 0.0, 0.0
     for group in inputs.units:
         rows = [row for row in group if inputs.weights[row]]
@@ -25,8 +26,12 @@ def loss(config: DgpoConfig, inputs: PointLossInputs) -> float:
             continue
         weight = sum(float(inputs.weights[row]) for row in rows)
         for point in range(config.num_points):
-            errors = [[_error(inputs, policy, row, point) for row in rows] for policy in ("live", "reference")]
+            compared = "lagged" if config.moving_reference else "reference"
+            errors = [[_error(inputs, policy, row, point) for row in rows] for policy in ("live", compared)]
             total += weight * of_group(config.beta, advantages, *errors)
+            for row in rows if config.kl_coef else ():
+                shift = inputs.velocities["live"][row, point] - inputs.velocities["reference"][row, point]
+                total += float(inputs.weights[row]) * config.kl_coef * float(np.mean(shift**2))
             weights += weight
     return total / weights if weights else 0.0
 
