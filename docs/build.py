@@ -22,6 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 SETTINGS = DOCS / "site"
+SOURCE = "https://github.com/unirl/unirl/blob/main"
+"""Where files are that are no pages. The workflow that publishes the site names its own repository and commit."""
 BESIDES_DOCS = (
     "packages/*/README.md",
     "plugins/*/*/README.md",
@@ -68,9 +70,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "site", help="where to write the site")
     parser.add_argument(
         "--source",
-        default=ROOT.as_uri(),
+        default=SOURCE,
         metavar="URL",
-        help="beginning of links to files of the repository; by default they lead to this checkout",
+        help="beginning of links to files of the repository, by default %(default)s",
     )
     options = parser.parse_args()
     if options.folder.exists() and any(options.folder.iterdir()) and not (options.folder / "llms.txt").is_file():
