@@ -12,10 +12,15 @@ from pathlib import Path
 
 import pytest
 from pages import PAGES, ROOT, TRAINED, WITH_FUNCTIONS, about_recipes, commands
+from unirl.conformance.claims import all_claims
 from unirl.core.cli import main
 from unirl.core.specs.spec import KINDS
 from unirl.models.causal_lm import tiny as causal_lm_tiny
 from unirl.models.sd3 import tiny as sd3_tiny
+
+SKILLS = tuple(page for page in PAGES if page.name == "SKILL.md")
+RUN_ELSEWHERE = tuple(ROOT / "docs/how-to" / name for name in ("write-a-plugin.md", "plugin-from-checkpoint.md"))
+"""Pages whose commands run in the environment of a plugin, in the tests that `needs_more` names."""
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -105,6 +110,51 @@ def test_the_pages_with_functions_of_a_reader_are_those_that_are_run() -> None:
     shown = {page: [one.split()[2] for one in commands([page]) if "=function" in one] for page in PAGES}
     assert {page.relative_to(ROOT).as_posix() for page, recipes in shown.items() if recipes} == set(WITH_FUNCTIONS)
     assert {recipe for recipes in shown.values() for recipe in recipes} == set(TRAINED)
+
+
+@pytest.mark.parametrize("page", SKILLS, ids=lambda page: page.parent.name)
+def test_a_skill_is_named_as_its_folder_and_shows_commands_that_are_run(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    front = re.match(r"---\nname: (\S+)\ndescription: (.{50,1024})\n---\n\n# ", text)
+    assert front is not None and front[1] == page.parent.name
+    assert not [
+        one for one in commands([page]) if needs_more(one) and one not in commands([ROOT / "README.md", *RUN_ELSEWHERE])
+    ]
+    named = re.findall(r"`((?:docs|plugins)/[^`<]*|AGENTS\.md)`", text)
+    assert named and not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_claims_that_a_skill_names_exist() -> None:
+    names = {claim.name for claim in all_claims()}
+    for page in SKILLS:
+        rows = re.findall(r"^\| (`[a-z0-9-]+`(?:, `[a-z0-9-]+`)*) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert rows and {name for row in rows for name in re.findall(r"`(.+?)`", row)} <= names
+
+
+def test_every_page_is_in_the_navigation_and_has_a_title() -> None:
+    """`docs/build.py` makes the navigation of the site from the lists of docs/index.md."""
+    index = ROOT / "docs/index.md"
+    sections = re.split(r"^## ", index.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    assert {section.split("\n")[0].split(":")[0] for section in sections} == {
+        "Tutorials",
+        "How-to",
+        "Reference",
+        "Explanation",
+    }
+    listed = [target for section in sections for target in re.findall(r"^- \[.+?\]\((\S+?)\)", section, re.MULTILINE)]
+    pages = [page for page in PAGES if page.is_relative_to(ROOT / "docs") and page != index]
+    own = [page.relative_to(ROOT / "docs").as_posix() for page in pages if page.parent.name != "reference"]
+    assert sorted(target for target in listed if not target.startswith(("..", "reference/"))) == sorted(own)
+    assert all(re.search(r"^# \S", page.read_text(encoding="utf-8"), re.MULTILINE) for page in pages)
+
+
+def test_the_numbers_of_the_start_page_are_those_of_the_matrix() -> None:
+    (passed, failed, gaps, missing) = re.findall(
+        r"CPU ([\d,]+) pass, (\d+) fail, (\d+) are declared gaps and ([\d,]+) were not run",
+        (ROOT / "docs/index.md").read_text(encoding="utf-8"),
+    )[0]
+    matrix = (ROOT / "conformance/MATRIX.md").read_text(encoding="utf-8")
+    assert f"✓ {passed} pass, ✗ {failed} fail, △ {gaps} gap, ○ {missing} not run" in matrix
 
 
 @pytest.mark.slow

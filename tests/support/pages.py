@@ -15,10 +15,12 @@ PAGES = tuple(
             *(ROOT / "docs").rglob("*.md"),
             *ROOT.glob("*/*/README.md"),
             *ROOT.glob("*/*/*/README.md"),
+            *ROOT.glob(".agents/skills/*/SKILL.md"),
         ]
     )
 )
 WITH_FUNCTIONS = (
+    ".agents/skills/write-a-reward/SKILL.md",
     "README.md",
     "docs/how-to/environments.md",
     "docs/tutorials/quickstart.md",
