@@ -4,8 +4,8 @@
     python tools/changed_dists.py origin/main
 
 One path a line, relative to the root: folders of dists, and `tests` where one of them is installed by the quickstarts,
-which those tests run; the test of the documentation site where a page changed. All paths are printed where a file
-outside the dists changed that any test may depend on. Exits with 1 where the commit is unknown.
+which those tests run. All paths are printed where a file outside the dists changed that any test may depend on. Exits
+with 1 where the commit is unknown.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTED_NOWHERE = ("docs/", "conformance/", "benchmarks/", "recipes/", "registry/", "LICENSE")
-"""Paths that no slow test but that of the site reads; Markdown files anywhere are others."""
-SITE = "tests/test_site.py"
-"""The test of the site, which is built from Markdown files and the folder `docs`."""
+"""Paths that no slow test reads; Markdown files anywhere are others."""
 SYSTEM = "unirl-quickstart"
 """The dist whose dependencies the tests in `tests` run."""
 
@@ -31,14 +29,8 @@ def main(base: str) -> int:
     if done.returncode:
         print(f"{base}: {done.stderr.strip()}", file=sys.stderr)
         return 1
-    changed = done.stdout.split()
-    files = [file for file in changed if not file.startswith(TESTED_NOWHERE) and not file.endswith(".md")]
-    selected = _selected(files)
-    if any(file.startswith("docs/") or file.endswith(".md") for file in changed) and not {"tests", SITE} & set(
-        selected
-    ):
-        selected.append(SITE)
-    print("\n".join(selected))
+    files = [file for file in done.stdout.split() if not file.startswith(TESTED_NOWHERE) and not file.endswith(".md")]
+    print("\n".join(_selected(files)))
     return 0
 
 
