@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import numpy as np
 __all__ = ["MOST_POINTS", "Curve", "downsample"]
 
 MOST_POINTS = 20_000
-"""Points of a curve in memory. One more, and half of them are left."""
+"""Points of a curve in memory. When there are more, half as many are left."""
+LARGEST = 1e100
+"""Of values, on either side of 0."""
 
 
 class Curve:
@@ -22,12 +25,18 @@ class Curve:
         self.values = array("d")
         self._most = most
 
-    def add(self, step: int, value: float) -> None:
-        """Add a point; those of this step and of later ones are replaced by it."""
-        if self.steps and step <= self.steps[-1]:
-            self.rewind(step - 1)
-        self.steps.append(step)
-        self.values.append(value)
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Add points; those that are there of these steps and of later ones are replaced.
+
+        steps: rising, from 0.  values: of equal length; those that are not finite, or beyond `LARGEST`, are left out.
+        """
+        if self.steps and steps[0] <= self.steps[-1]:
+            self.rewind(steps[0] - 1)
+        numbers = np.array(values, dtype=float)
+        # Also false for NaN.
+        keep = np.abs(numbers) <= LARGEST
+        self.steps.extend(steps if keep.all() else [step for step, one in zip(steps, keep, strict=True) if one])
+        self.values.frombytes(numbers[keep].tobytes())
         if len(self.steps) > self._most:
             kept = downsample(self.values, self._most // 2)
             self.steps = array("q", (self.steps[at] for at in kept))

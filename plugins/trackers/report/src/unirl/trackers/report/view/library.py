@@ -17,6 +17,8 @@ __all__ = ["MOST_RUNS", "Library"]
 DEEPEST = 6
 """Levels of folders in which runs are looked for."""
 MOST_RUNS = 2000
+FIRST_PIECE = 2**15
+"""Bytes that are read of every run before more is read of any."""
 MOST_FOLDERS = 50_000
 """Folders that are looked into."""
 
@@ -51,16 +53,16 @@ class Library:
     def read(self, *, seconds: float) -> bool:
         """Read new events of all runs, in turn, for about so many seconds. True when there is more."""
         end = time.monotonic() + seconds
-        waiting = list(self.runs.values())
-        while waiting:
-            rest: list[LiveRun] = []
+        # First the beginning of all, which says what they are.
+        rest = [run for run in self.runs.values() if run.offset == 0 and run.read(most=FIRST_PIECE)]
+        rest += [run for run in self.runs.values() if run.offset > 0 and run not in rest]
+        while rest:
+            waiting, rest = rest, []
             for run in waiting:
-                # Every run is looked at, if only to know how much there is.
-                if time.monotonic() > end and run.offset:
+                if time.monotonic() > end:
                     return True
                 if run.read():
                     rest.append(run)
-            waiting = rest
         return False
 
     def _name(self, folder: Path, found: Path) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -23,8 +24,6 @@ PIECE = 4 * 2**20
 """Bytes that are read at once; no line is longer."""
 LARGEST_INDEX = 64 * 2**20
 """Bytes of the index of samples."""
-LARGEST = 1e100
-"""Values that curves show: larger ones, on either side of 0, are left out as those that are not finite are."""
 MOST_CURVES = 2000
 MOST_FINDINGS = 1000
 """The last ones are kept."""
@@ -44,6 +43,15 @@ class PhaseTime:
     longest: float = 0.0
 
 
+@dataclass(kw_only=True)
+class _Batch:
+    """Rows of the same names, on their way to the curves: a column at a time is faster than a number at a time."""
+
+    names: tuple[str, ...]
+    steps: list[int] = field(default_factory=list[int])
+    rows: list[tuple[float, ...]] = field(default_factory=list[tuple[float, ...]])
+
+
 class LiveRun:
     """A run folder, read up to some byte of its events."""
 
@@ -59,6 +67,7 @@ class LiveRun:
         self.history = RunHistory(folder=self.folder)
         self.curves: dict[tuple[Group, str], Curve] = {}
         self.phases: dict[str, PhaseTime] = {}
+        self._batches: dict[Group, _Batch] = {}
         self.num_findings = 0
         self.offset, self.size = 0, 0
         """Bytes of the events that were read, and that there are."""
@@ -88,8 +97,8 @@ class LiveRun:
         last = [curve.steps[-1] for (group, _), curve in self.curves.items() if group == "train" and curve.steps]
         return max([self.history.sessions[-1].first_step if self.history.sessions else 0, *last])
 
-    def read(self) -> bool:
-        """Read the next piece of the events. True when there is more.
+    def read(self, *, most: int = PIECE) -> bool:
+        """Read the next piece of the events, of at most so many bytes. True when there is more.
 
         Sets `problem` for a file that is gone, that leads out of the folder, or has a line that is not an event.
         """
@@ -110,7 +119,7 @@ class LiveRun:
                     return False
                 self.size = facts.st_size
                 file.seek(self.offset)
-                piece = file.read(PIECE)
+                piece = file.read(most)
         except FileNotFoundError:
             self.problem = f"{path}: it is gone. The page shows what was read before."
             return False
@@ -118,13 +127,16 @@ class LiveRun:
             self.problem = str(error)
             return False
         try:
-            self._add(path, piece)
-            is_empty = not self.history.sessions and len(piece) < PIECE
+            try:
+                self._add(path, piece)
+            finally:
+                self._flush()
+            is_empty = not self.history.sessions and len(piece) < most
             self.problem = f"{path}: it records no start of a run yet." if is_empty else ""
         except ValueError as error:
             self._is_broken, self.problem = True, f"{error}{self._later()}"
             return False
-        return len(piece) == PIECE
+        return len(piece) == most
 
     def samples(self) -> list[SampleBatch]:
         """The saved samples, by step. Raises ValueError and OSError for a damaged index and for files elsewhere."""
@@ -145,19 +157,39 @@ class LiveRun:
     def add(self, row: StepRow | Evaluation | SavedCheckpoint) -> None:
         if isinstance(row, SavedCheckpoint):
             return
-        group: Group = "train" if isinstance(row, StepRow) else "held-out"
-        for name, value in row.metrics.items():
-            self._point(group, name, row.step, value)
-        for phase, seconds in row.phases.items():
-            self._point("seconds", phase, row.step, seconds)
-            of_phase = self.phases.setdefault(phase, PhaseTime())
-            of_phase.times += 1
-            of_phase.total += seconds
-            of_phase.longest = max(of_phase.longest, seconds)
+        self._note("train" if isinstance(row, StepRow) else "held-out", row.step, row.metrics)
+        self._note("seconds", row.step, row.phases)
 
     def rewind(self, step: int) -> None:
+        self._flush()
         for curve in self.curves.values():
             curve.rewind(step)
+
+    def _note(self, group: Group, step: int, numbers: Mapping[str, float]) -> None:
+        names, batch = tuple(numbers), self._batches.get(group)
+        if batch is None or batch.names != names or step <= batch.steps[-1]:
+            self._flush(group)
+            batch = self._batches[group] = _Batch(names=names)
+        batch.steps.append(step)
+        batch.rows.append(tuple(numbers.values()))
+
+    def _flush(self, *groups: Group) -> None:
+        """Move what was noted of these groups to their curves; of all groups when none is named."""
+        for group in groups or tuple(self._batches):
+            batch = self._batches.pop(group, None)
+            for name, column in zip(batch.names, zip(*batch.rows, strict=True), strict=True) if batch else ():
+                curve = self.curves.get((group, name))
+                if curve is None:
+                    if len(self.curves) == MOST_CURVES:
+                        where = f"{self.folder / EVENTS}:{self._line}"
+                        raise ValueError(f"{where}: metrics: expected at most {MOST_CURVES} names in all.")
+                    curve = self.curves[group, name] = Curve()
+                curve.extend(batch.steps, column)
+                if group == "seconds":
+                    phase = self.phases.setdefault(name, PhaseTime())
+                    phase.times += len(column)
+                    phase.total += sum(column)
+                    phase.longest = max(phase.longest, *column)
 
     def _add(self, path: Path, piece: bytes) -> None:
         end = piece.rfind(b"\n") + 1
@@ -178,17 +210,6 @@ class LiveRun:
                 add_event(self.history, event, self)
                 del self.history.findings[:-MOST_FINDINGS]
             self.offset += len(line) + 1
-
-    def _point(self, group: Group, name: str, step: int, value: float) -> None:
-        # Also false for NaN.
-        if not abs(value) <= LARGEST:
-            return
-        curve = self.curves.get((group, name))
-        if curve is None:
-            if len(self.curves) == MOST_CURVES:
-                raise ValueError(f"{self.folder / EVENTS}:{self._line}: metrics: expected at most {MOST_CURVES} names.")
-            curve = self.curves[group, name] = Curve()
-        curve.add(step, value)
 
     def _later(self) -> str:
         """A hint, for a run that was made by a later version than this one."""

@@ -25,6 +25,7 @@ __all__ = ["PAGE", "ViewServer", "page_file", "start_server"]
 PAGE = {
     "index.html": "text/html; charset=utf-8",
     "view.css": "text/css; charset=utf-8",
+    "icon.svg": "image/svg+xml",
     "maths.js": "text/javascript; charset=utf-8",
     "parts.js": "text/javascript; charset=utf-8",
     "view.js": "text/javascript; charset=utf-8",

@@ -50,7 +50,7 @@ function number(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e7) return value.toLocaleString("en");
-  if (size < 1e-3 || size >= 1e7) return value.toExponential(2).replace("e+", "e");
+  if (size < 1e-3 || size >= 1e7) return value.toExponential(2).replace(/\.?0*e\+?/, "e");
   return String(Number(value.toPrecision(4)));
 }
 

@@ -114,7 +114,7 @@ function select(name, key, options) {
     options.map(([value, text]) => make("option", { selected: value === state[key] }, text))));
 }
 
-const label = (curve) => (curve.group === "held-out" ? `held-out ${curve.name}` : curve.name);
+const label = ({ group, name }) => ({ train: name, "held-out": `held-out ${name}`, seconds: `${name}, seconds` })[group];
 
 function panels(data, names, isShown) {
   const found = new Map();
