@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_asked_by_name():
             status, kind, content = 403, "text/plain", b"This host name is not one of this server.\n"
         else:
-            parts = [unquote(part, errors="replace") for part in urlsplit(self.path).path.split("/")[1:]]
+            parts = [unquote(part, errors="replace") for part in self.path.partition("?")[0].split("/")[1:]]
             with library.lock:
                 status, kind, content = _reply(library, parts)
         self.send_response(status)

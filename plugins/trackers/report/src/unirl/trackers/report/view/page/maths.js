@@ -27,7 +27,7 @@ function ticks(low, high, count) {
   const rough = (high - low) / count;
   if (!(rough > 0) || !Number.isFinite(rough)) return [low];
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((one) => one * power >= rough * (1 - 1e-9));
+  const step = power * [1, 2, 5, 10].find((one) => 1.5 * one * power >= rough);
   const first = Math.ceil(low / step - 1e-9);
   const last = Math.floor(high / step + 1e-9);
   return Array.from({ length: Math.max(0, last - first + 1) }, (_, at) => (first + at) * step);
