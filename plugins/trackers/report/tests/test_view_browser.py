@@ -137,8 +137,10 @@ def look_at_everything(page: Page, url: str) -> None:
     page.locator("#step").fill("0")
     expect(page.locator("thead")).to_contain_text("step 0")
     images = page.locator("table.samples img.tile")
-    page.wait_for_function("[...document.querySelectorAll('img.tile')].every((one) => one.naturalWidth === 64)")
     assert images.count() >= 4
+    for image in images.all():
+        image.scroll_into_view_if_needed()
+        expect(image).to_have_js_property("naturalWidth", 64)
 
 
 def look_at_a_lineage(page: Page, url: str) -> None:

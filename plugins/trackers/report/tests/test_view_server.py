@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -15,11 +16,13 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
+from pages import ROOT
 from unirl.core.cli import main
 from unirl.trackers.report.view.library import Library
 from unirl.trackers.report.view.server import PAGE, ViewServer, start_server
 from view_runs import END, STAGES, start, step, with_samples, write
 
+PAGES = (ROOT / "docs/how-to/view-runs.md", ROOT / "plugins/trackers/report/README.md")
 NAME = "sweep/a <b> 'c' ü"
 
 
@@ -174,6 +177,22 @@ def test_a_host_of_another_machine_is_one_error(folder: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit) as caught:
         main(["view", str(folder), "--host", "192.0.2.1", "--port", "0"])
     assert caught.value.code == 2 and "192.0.2.1" in capsys.readouterr().err
+
+
+SHOWN = re.findall(r"^    unirl view (.*?)(?:  #.*)?$", "".join(map(Path.read_text, PAGES)), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", sorted(set(SHOWN)))
+def test_a_command_that_a_page_shows_is_accepted(
+    words: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a server, which the next test interrupts."""
+    monkeypatch.chdir(tmp_path)
+    given = words.split()
+    with pytest.raises(SystemExit) as caught:
+        main(["view", *given, *(() if "--static" in given else ("--static", "page"))])
+    assert caught.value.code == 0, capsys.readouterr().err
+    assert capsys.readouterr().out.split() == ["1", "runs", str(tmp_path / "page" / "index.html")]
 
 
 def test_the_command_serves_until_it_is_interrupted(folder: Path) -> None:

@@ -30,6 +30,7 @@ class Library:
         """Raises RunFolderError for a folder that is not there, or has no runs."""
         self.lock = threading.Lock()
         self.runs: dict[str, LiveRun] = {}
+        self._reader: threading.Thread | None = None
         self._folders = [folder.absolute() for folder in folders]
         for folder in self._folders:
             if not folder.is_dir():
@@ -64,6 +65,22 @@ class Library:
                 if run.read():
                     rest.append(run)
         return False
+
+    def read_on(self) -> None:
+        """Read in a thread of its own until nothing is left. Call it with the lock held; it returns at once."""
+        if self._reader is None:
+            self._reader = threading.Thread(target=self._read_all, daemon=True)
+            self._reader.start()
+
+    def _read_all(self) -> None:
+        is_more = True
+        while is_more:
+            with self.lock:
+                is_more = self.read(seconds=0.2)
+                if not is_more:
+                    self._reader = None
+            # Lets answers in between.
+            time.sleep(0.01)
 
     def _name(self, folder: Path, found: Path) -> str:
         name = found.relative_to(folder).as_posix() if found != folder else folder.name or "run"

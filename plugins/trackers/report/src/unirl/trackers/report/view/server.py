@@ -33,8 +33,8 @@ PAGE = {
 """Files of the page -> their types."""
 SHOWN = {".png": "image/png", ".webp": "image/webp"}
 """Suffixes of the files of a run that are served -> their types."""
-READING_S = 1.0
-"""Seconds of reading new events for one answer; the next one continues."""
+READING_S = 0.5
+"""Seconds of reading new events that an answer waits for; what is left is read beside."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -140,7 +140,8 @@ def _reply(library: Library, parts: list[str]) -> tuple[int, str, bytes]:
             return 200, PAGE["view.js"], b""
         case ["api", "runs"]:
             library.look()
-            is_more = library.read(seconds=READING_S)
+            if is_more := library.read(seconds=READING_S):
+                library.read_on()
             return _json({"runs": {name: row(run) for name, run in library.runs.items()}, "is_more": is_more})
         case ["api", "runs", name, *rest] if name in library.runs:
             result = _of_run(library.runs[name], name, rest)

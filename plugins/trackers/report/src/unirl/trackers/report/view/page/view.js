@@ -13,7 +13,7 @@ const state = {
   key: "eval", step: null, perPrompt: 2, prompts: "",
 };
 const answers = new Map();
-let runs = {};
+let runs = null;
 let drawn = "";
 
 const byId = (id) => document.getElementById(id);
@@ -278,6 +278,7 @@ function go(tab) {
 
 /** Draw the page again if what it shows has changed. */
 async function refresh() {
+  if (runs === null) return;
   const { tab } = state;
   const names = chosen();
   const legend = state.tab === "runs" ? [] : names.map((name, place) =>
@@ -298,14 +299,15 @@ async function poll() {
   let wait = POLL_MS;
   try {
     const answer = await ask("runs");
+    const isFirst = runs === null;
     runs = answer.runs;
-    if (!state.chosen.length && !drawn) {
+    if (isFirst && !chosen().length) {
       const began = (name) => runs[name].began ?? 0;
       state.chosen = Object.keys(runs).sort((one, other) => began(other) - began(one)).slice(0, FIRST_CHOSEN);
     }
     const running = Object.values(runs).filter((row) => row.state === "running").length;
     byId("live").textContent = window.UNIRL_VIEW ? "exported" : answer.is_more ? "reading …" : running ? `live: ${running} running` : "live";
-    if (answer.is_more) wait = 100;
+    if (answer.is_more) wait = 500;
     await refresh();
   } catch (error) {
     byId("live").textContent = `no answer: ${error.message}`;
