@@ -179,7 +179,7 @@ def test_a_host_of_another_machine_is_one_error(folder: Path, capsys: pytest.Cap
     assert caught.value.code == 2 and "192.0.2.1" in capsys.readouterr().err
 
 
-SHOWN = re.findall(r"^    unirl view (.*?)(?:  #.*)?$", "".join(map(Path.read_text, PAGES)), flags=re.MULTILINE)
+SHOWN = re.findall(r"^    unirl view (.*?)(?:\s+#.*)?$", "".join(map(Path.read_text, PAGES)), flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("words", sorted(set(SHOWN)))

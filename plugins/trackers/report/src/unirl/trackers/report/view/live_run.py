@@ -177,7 +177,9 @@ class LiveRun:
         """Move what was noted of these groups to their curves; of all groups when none is named."""
         for group in groups or tuple(self._batches):
             batch = self._batches.pop(group, None)
-            for name, column in zip(batch.names, zip(*batch.rows, strict=True), strict=True) if batch else ():
+            if batch is None:
+                continue
+            for name, column in zip(batch.names, zip(*batch.rows, strict=True), strict=True):
                 curve = self.curves.get((group, name))
                 if curve is None:
                     if len(self.curves) == MOST_CURVES:
