@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WAIT_MS = 60_000
+expect.set_options(timeout=WAIT_MS)
 SMALL = (
     "run.media_every=1",
     "data.prompts_per_step=2",

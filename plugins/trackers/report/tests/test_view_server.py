@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -162,6 +163,18 @@ def test_a_run_that_grows_is_seen(server: ViewServer, folder: Path) -> None:
     after = Answer(server, "/api/runs").data["runs"][NAME]
     assert (before["step"], after["step"]) == (1, 2) and before["version"] != after["version"]
     assert Answer(server, f"{AT}/curves").data[0]["values"] == [0.5, 0.25]
+
+
+def test_a_browser_that_leaves_is_not_an_error(server: ViewServer, capfd: pytest.CaptureFixture[str]) -> None:
+    """A reset while it answers: nothing is printed, and the next request is answered."""
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=30) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(b"GET /view.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
+    assert Answer(server, "/api/runs").status == 200
+    server.shutdown()
+    server.server_close()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_port_in_use_is_one_error(server: ViewServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ __all__ = ["MOST_RUNS", "Library"]
 DEEPEST = 6
 """Levels of folders in which runs are looked for."""
 MOST_RUNS = 2000
-FIRST_PIECE = 2**15
+FIRST_PIECE = 2**14
 """Bytes that are read of every run before more is read of any."""
 MOST_FOLDERS = 50_000
 """Folders that are looked into."""
