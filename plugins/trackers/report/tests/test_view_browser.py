@@ -76,13 +76,16 @@ def is_local(url: str) -> bool:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one stage, a copy of it with another seed, and a run of a writer and a painter."""
     folder = tmp_path_factory.mktemp("trained")
-    run(folder / "seed-0", *IMAGES, small=())
+    with pytest.MonkeyPatch.context() as patch:
+        # Drawing the report takes most of the time, and the view needs its samples alone.
+        patch.setattr("unirl.trackers.report.tracker.write_report", lambda *_, **__: None)
+        run(folder / "seed-0", *IMAGES, small=())
+        run(folder / "joint", *JOINT, recipe="quickstart-enhancer-joint", small=())
     shutil.copytree(folder / "seed-0", folder / "seed-1")
     events = folder / "seed-1" / "events.jsonl"
     text = events.read_text()
     assert '"seed":0,' in text
     events.write_text(text.replace('"seed":0,', '"seed":1,').replace("seed-0", "seed-1"))
-    run(folder / "joint", *JOINT, recipe="quickstart-enhancer-joint", small=())
     return folder
 
 
