@@ -15,7 +15,7 @@ from ..strict_json import strict_json
 from ..types.event import Event
 from .recorded import Recorded
 
-__all__ = ["EventStream", "read_events"]
+__all__ = ["EventStream", "NotJson", "read_event", "read_events"]
 
 LAST_TIME = 253402300799
 """The end of the year 9999, in seconds since the epoch."""
@@ -117,27 +117,40 @@ def read_events(path: Path) -> list[Event]:
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
-        where = f"{path}:{number}"
         try:
-            item: Any = json.loads(line)
-            if "\\ud" in line.lower():
-                item = json.loads(json.dumps(item, ensure_ascii=False).encode("utf-8", "replace"))
-        # Also a number of thousands of digits, and lists in lists without end.
-        except (ValueError, RecursionError) as error:
-            if number == len(lines):
-                break
-            raise ValueError(f"{where}: not a JSON object: {error}") from error
-        if not isinstance(item, dict) or not item.keys() >= {"kind", "step", "time"}:
-            raise ValueError(f"{where}: no event: it needs kind, step and time; found {line[:80]}")
-        metrics: Any = cast("dict[str, Any]", item).get("metrics")
-        if isinstance(metrics, dict):
-            numbers = cast("dict[str, Any]", metrics)
-            item["metrics"] = {key: math.nan if value is None else value for key, value in numbers.items()}
-        read = Recorded(where=where, values=cast("dict[str, Any]", item))
-        time = read.number("time", most=LAST_TIME)
-        data = {key: value for key, value in read.values.items() if key not in ("kind", "step", "time")}
-        events.append(Event(kind=read.text("kind"), step=read.count("step"), time=time, data=data, read_from=where))
+            events.append(read_event(line, where=f"{path}:{number}"))
+        except NotJson:
+            if number < len(lines):
+                raise
     return events
+
+
+class NotJson(ValueError):
+    """A line is not JSON: damaged, or not written to its end."""
+
+
+def read_event(line: str, *, where: str) -> Event:
+    """The event of a line of the file; a metric that is null is NaN. where: file and line, for errors.
+
+    Raises NotJson, and ValueError for JSON that is not an event.
+    """
+    try:
+        item: Any = json.loads(line)
+        if "\\ud" in line.lower():
+            item = json.loads(json.dumps(item, ensure_ascii=False).encode("utf-8", "replace"))
+    # Also a number of thousands of digits, and lists in lists without end.
+    except (ValueError, RecursionError) as error:
+        raise NotJson(f"{where}: not a JSON object: {error}") from error
+    if not isinstance(item, dict) or not item.keys() >= {"kind", "step", "time"}:
+        raise ValueError(f"{where}: no event: it needs kind, step and time; found {line[:80]}")
+    metrics: Any = cast("dict[str, Any]", item).get("metrics")
+    if isinstance(metrics, dict):
+        numbers = cast("dict[str, Any]", metrics)
+        item["metrics"] = {key: math.nan if value is None else value for key, value in numbers.items()}
+    read = Recorded(where=where, values=cast("dict[str, Any]", item))
+    time = read.number("time", most=LAST_TIME)
+    data = {key: value for key, value in read.values.items() if key not in ("kind", "step", "time")}
+    return Event(kind=read.text("kind"), step=read.count("step"), time=time, data=data, read_from=where)
 
 
 def _mend_last_line(path: Path) -> None:

@@ -71,7 +71,12 @@ class Recorded:
     def numbers(self, key: str, *, most: float = math.inf) -> dict[str, float]:
         """Numbers by name; none for an absent key. most: see `number`."""
         section = self.section(key)
-        return {name: section.number(name, most=most) for name in section.values}
+        is_free = most == math.inf
+        # Most are floats, and a long run has millions.
+        return {
+            name: value if type(value) is float and (is_free or 0 <= value <= most) else section.number(name, most=most)
+            for name, value in section.values.items()
+        }
 
     def label(self, key: str) -> str:
         """A text or a number, as it is shown."""

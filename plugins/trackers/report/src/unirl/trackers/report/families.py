@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from .history import RunHistory
-from .media import Sample
+from .media import Sample, SampleBatch
 
-__all__ = ["Branch", "Family", "HeldOut", "families", "held_out_families"]
+__all__ = ["Branch", "Family", "HeldOut", "families", "held_out_families", "sample_families"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +44,15 @@ class HeldOut:
 
 def families(history: RunHistory, key: Literal["train", "eval"]) -> dict[int, list[Family]]:
     """Step -> the prompts of its samples, in their order. Empty for a run of one stage."""
+    return sample_families([batch for batch in history.media if batch.key.startswith(f"{key}/")])
+
+
+def sample_families(batches: Iterable[SampleBatch]) -> dict[int, list[Family]]:
+    """Step -> the prompts of these samples, in their order. A sample of a run of one stage has no name of a stage."""
     steps: dict[int, list[tuple[str, Sample, bool]]] = {}
-    for batch in history.media:
-        if batch.key.startswith(f"{key}/"):
-            stage = batch.key.removeprefix(f"{key}/")
-            steps.setdefault(batch.step, []).extend((stage, one, batch.kind == "texts") for one in batch.samples)
+    for batch in batches:
+        stage = batch.key.partition("/")[2]
+        steps.setdefault(batch.step, []).extend((stage, one, batch.kind == "texts") for one in batch.samples)
     return {step: _families(samples) for step, samples in steps.items()}
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 from unirl.core.observe.events import read_events
 from unirl.core.observe.recorded import Recorded
@@ -17,12 +17,15 @@ from .media import MediaKind, RunFolderError, SampleBatch, read_media
 __all__ = [
     "Evaluation",
     "Finding",
+    "Rows",
     "RunFolderError",
     "RunHistory",
     "SavedCheckpoint",
     "Session",
     "StepRow",
+    "add_event",
     "read_history",
+    "recipe_values",
 ]
 
 EVENTS = "events.jsonl"
@@ -161,46 +164,79 @@ def read_history(folder: Path) -> RunHistory:
 
 
 def _from_events(folder: Path, events: list[Event]) -> RunHistory:
-    history = RunHistory(folder=folder)
-    steps: dict[int, StepRow] = {}
-    evaluations: dict[int, Evaluation] = {}
-    checkpoints: dict[int, SavedCheckpoint] = {}
+    history, rows = RunHistory(folder=folder), _AllRows()
     for event in events:
-        data = Recorded(where=event.read_from, values=event.data)
-        if event.kind in ("run_started", "run_resumed"):
-            # What came after the checkpoint is computed again.
-            for rows in (steps, evaluations, checkpoints):
-                for late in [at for at in rows if at > event.step]:
-                    del rows[late]
-            history.sessions.append(Session(first_step=event.step, began=event.time, last_seen=event.time))
-            _start(history, data)
-        elif event.kind == "step":
-            steps[event.step] = StepRow(step=event.step, metrics=data.numbers("metrics"), phases=_phases(data))
-        elif event.kind == "evaluated":
-            evaluations[event.step] = Evaluation(
-                step=event.step,
-                metrics=data.numbers("metrics"),
-                phases=_phases(data),
-                num_samples=data.optional_count("samples"),
-            )
-        elif event.kind == "checkpoint_saved":
-            checkpoints[event.step] = SavedCheckpoint(
+        add_event(history, event, rows)
+    history.steps = [rows.steps[at] for at in sorted(rows.steps)]
+    history.evaluations = [rows.evaluations[at] for at in sorted(rows.evaluations)]
+    history.checkpoints = [rows.checkpoints[at] for at in sorted(rows.checkpoints)]
+    return history
+
+
+class Rows(Protocol):
+    """Takes the numbers of a run as they are read."""
+
+    def add(self, row: StepRow | Evaluation | SavedCheckpoint) -> None: ...
+
+    def rewind(self, step: int) -> None:
+        """Forget everything after this step: it is computed again."""
+        ...
+
+
+class _AllRows:
+    """Keeps everything."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, StepRow] = {}
+        self.evaluations: dict[int, Evaluation] = {}
+        self.checkpoints: dict[int, SavedCheckpoint] = {}
+
+    def add(self, row: StepRow | Evaluation | SavedCheckpoint) -> None:
+        if isinstance(row, StepRow):
+            self.steps[row.step] = row
+        elif isinstance(row, Evaluation):
+            self.evaluations[row.step] = row
+        else:
+            self.checkpoints[row.step] = row
+
+    def rewind(self, step: int) -> None:
+        for rows in (self.steps, self.evaluations, self.checkpoints):
+            for late in [at for at in rows if at > step]:
+                del rows[late]
+
+
+def add_event(history: RunHistory, event: Event, rows: Rows) -> None:
+    """Note an event in the history, and its numbers in `rows`; kinds that a history does not have are left out.
+
+    Raises ValueError, with file, line and key, for a value that is not one of a run.
+    """
+    data = Recorded(where=event.read_from, values=event.data)
+    if event.kind in ("run_started", "run_resumed"):
+        rows.rewind(event.step)
+        history.sessions.append(Session(first_step=event.step, began=event.time, last_seen=event.time))
+        _start(history, data)
+    elif event.kind == "step":
+        rows.add(StepRow(step=event.step, metrics=data.numbers("metrics"), phases=_phases(data)))
+    elif event.kind == "evaluated":
+        count = data.optional_count("samples")
+        metrics = data.numbers("metrics")
+        rows.add(Evaluation(step=event.step, metrics=metrics, phases=_phases(data), num_samples=count))
+    elif event.kind == "checkpoint_saved":
+        rows.add(
+            SavedCheckpoint(
                 step=event.step,
                 folder=data.text("folder", default=""),
                 size_bytes=data.optional_number("size_bytes", most=LARGEST),
                 seconds=data.optional_number("seconds", most=LONGEST),
             )
-        elif event.kind == "finding":
-            history.findings.append(Finding(step=event.step, text=data.text("text")))
-        elif event.kind == "run_finished" and history.sessions:
-            history.sessions[-1].status = data.text("status")
-            history.sessions[-1].wall_s = data.optional_number("wall_s", most=LONGEST)
-        if history.sessions:
-            history.sessions[-1].last_seen = event.time
-    history.steps = [steps[at] for at in sorted(steps)]
-    history.evaluations = [evaluations[at] for at in sorted(evaluations)]
-    history.checkpoints = [checkpoints[at] for at in sorted(checkpoints)]
-    return history
+        )
+    elif event.kind == "finding":
+        history.findings.append(Finding(step=event.step, text=data.text("text")))
+    elif event.kind == "run_finished" and history.sessions:
+        history.sessions[-1].status = data.text("status")
+        history.sessions[-1].wall_s = data.optional_number("wall_s", most=LONGEST)
+    if history.sessions:
+        history.sessions[-1].last_seen = event.time
 
 
 def _start(history: RunHistory, data: Recorded) -> None:
@@ -235,7 +271,7 @@ def _phases(data: Recorded) -> dict[str, float]:
 
 
 def _recipe(file: Path) -> tuple[Mapping[str, Any], dict[str, tuple[str, str]]]:
-    """The resolved recipe, and source and detail of each of its values."""
+    """The resolved recipe of a `recipe.json`, and source and detail of each of its values."""
     try:
         content: Any = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -250,3 +286,20 @@ def _recipe(file: Path) -> tuple[Mapping[str, Any], dict[str, tuple[str, str]]]:
             f"{origins.where}: {origins.path}{odd}: got {len(pairs[odd])} texts, expected source and detail."
         )
     return data.nested("resolved"), {key: (source, detail) for key, (source, detail) in pairs.items()}
+
+
+def recipe_values(resolved: Mapping[str, Any]) -> dict[str, str]:
+    """Key path -> value as it is shown, of every value of a resolved recipe."""
+    return {key: _value_text(value) for key, value in _leaves("", resolved)}
+
+
+def _leaves(prefix: str, value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in cast("Mapping[str, Any]", value).items():
+            yield from _leaves(f"{prefix}.{key}" if prefix else str(key), item)
+    else:
+        yield prefix, value
+
+
+def _value_text(value: Any) -> str:
+    return '""' if value == "" else "none" if value is None else str(value)

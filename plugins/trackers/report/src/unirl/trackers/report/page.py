@@ -6,7 +6,7 @@ import base64
 import io
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from importlib.metadata import version
@@ -22,11 +22,11 @@ from .curves import PANELS, Curves
 from .families import HeldOut, families
 from .fold import fold
 from .graph import stage_graph
-from .history import RunHistory
+from .history import RunHistory, recipe_values
 from .media import MediaKind, Sample, SampleBatch, open_picture
-from .theme import DARK, LIGHT
+from .theme import style_variables
 
-__all__ = ["bytes_text", "duration", "number", "render_page"]
+__all__ = ["bytes_text", "duration", "number", "render_page", "spread"]
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ def render_page(
         text_pairs=text_pairs,
         graph=stage_graph(history),
         held_out=held_out,
-        families=_spread(sorted(families(history, "train").items()), config.gallery_steps),
+        families=spread(sorted(families(history, "train").items()), config.gallery_steps),
         gallery=_gallery(history, "images", config),
         text_gallery=_gallery(history, "texts", config),
         components=_components(history),
@@ -86,7 +86,7 @@ def render_page(
         versions={**history.versions, **_versions_here()},
         row_tiles=config.gallery_samples,
         num_branches=config.gallery_samples,
-        themes=(LIGHT, DARK),
+        colors=style_variables(),
     )
 
 
@@ -208,13 +208,13 @@ def _gallery(history: RunHistory, kind: MediaKind, config: ReportConfig) -> list
     """Training samples of some steps, evenly spread, first and last among them; none of a run with several stages."""
     if families(history, "train"):
         return []
-    batches = _spread(history.batches(kind, "train"), config.gallery_steps)
+    batches = spread(history.batches(kind, "train"), config.gallery_steps)
     return [(batch, batch.samples[: config.gallery_samples]) for batch in batches]
 
 
 def _table(history: RunHistory) -> dict[str, Any]:
     """Every number of every step, or of evenly spread steps of a long run."""
-    rows = _spread(history.steps, MAX_TABLE_ROWS)
+    rows = spread(history.steps, MAX_TABLE_ROWS)
     names = list(dict.fromkeys(key for row in rows for key in row.metrics))
     phases = list(dict.fromkeys(key for row in rows for key in row.phases))
     return {"rows": rows, "names": names, "phases": phases, "num_all": len(history.steps)}
@@ -222,21 +222,7 @@ def _table(history: RunHistory) -> dict[str, Any]:
 
 def _recipe(history: RunHistory) -> list[tuple[str, str, str, str]]:
     """Key path, value, source and detail of every value of the resolved recipe."""
-    return [
-        (key, _value_text(value), *history.origins.get(key, ("", ""))) for key, value in _leaves("", history.resolved)
-    ]
-
-
-def _leaves(prefix: str, value: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _leaves(f"{prefix}.{key}" if prefix else str(key), item)
-    else:
-        yield prefix, value
-
-
-def _value_text(value: Any) -> str:
-    return '""' if value == "" else "none" if value is None else str(value)
+    return [(key, value, *history.origins.get(key, ("", ""))) for key, value in recipe_values(history.resolved).items()]
 
 
 def _versions_here() -> dict[str, str]:
@@ -270,7 +256,7 @@ def _data_uri(content: bytes, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def _spread(items: Sequence[T], limit: int) -> list[T]:
+def spread(items: Sequence[T], limit: int) -> list[T]:
     """At most `limit` items, evenly spread, with the first and the last."""
     if len(items) <= limit:
         return list(items)
