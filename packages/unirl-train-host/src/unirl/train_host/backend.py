@@ -27,13 +27,14 @@ from .block_offload import OffloadedBlocks
 from .config import ShardedConfig
 from .critic import Critic
 from .critic_nets import critic_net
-from .export import gathered, plain, sources_of
+from .export import gathered
 from .optimizer import Optimizer
 from .policies import Policies
 from .prepare import check_blocks, check_ranks, prepare
 from .quantize import quantize
 from .ranks import Ranks
 from .sharding import allocate, compile_blocks, fill, find_blocks, is_empty, recompute, reshard, shard
+from .sources import plain, sources_of
 from .staging import Staging
 from .updater import ShardedUpdater
 

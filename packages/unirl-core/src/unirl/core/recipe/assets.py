@@ -63,7 +63,8 @@ def package_folder(package: str) -> Path | None:
     spec = sys.modules[top].__spec__ if top in sys.modules else importlib.util.find_spec(top)
     if spec is None or spec.submodule_search_locations is None:
         return None
-    folders = [Path(location).joinpath(*rest) for location in spec.submodule_search_locations]
+    # One at a time: there is a location for each dist of the namespace.
+    folders = (Path(location, *rest) for location in spec.submodule_search_locations)
     result = next((folder for folder in folders if folder.is_dir()), None)
     if result is None and rest:
         try:
