@@ -80,7 +80,15 @@ def write_published(name: str, file: Path) -> None:
         file.write_text(json.dumps(row))
 
 
-@pytest.mark.parametrize("command", [one for one in commands(PAGES) if not (about_recipes(one) or needs_more(one))])
+@pytest.mark.parametrize(
+    "command",
+    [
+        # Collecting claims takes ten seconds.
+        pytest.param(one, marks=pytest.mark.slow if one.startswith("unirl conformance") else ())
+        for one in commands(PAGES)
+        if not (about_recipes(one) or needs_more(one))
+    ],
+)
 def test_a_command_that_a_page_shows_is_accepted(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def test_the_published_files_are_small_and_the_matrix_fits_on_four_screens(publi
         assert rows and all(re.search(r"[✓△◐]\d", row) for row in rows), f"no log-prob mismatch with {engine}"
 
 
+@pytest.mark.slow
 def test_the_published_run_made_these_claims_on_these_parts(published: Report) -> None:
     assert published.tier == "full"
     catalog = Catalog.discover()

@@ -94,6 +94,7 @@ def test_bytes_are_counted_in_each_direction(process: ProcessPoolExecutor) -> No
     assert (device.num_bytes("d2h"), device.num_bytes("h2d")) == (12 * 4, 5 * 4 + 2 * 8)
 
 
+@pytest.mark.slow
 def test_a_micro_batch_and_an_sde_step_wait_for_nothing(measured: Run) -> None:
     short, long = measured(micro_batches=2, sde_steps=2), measured(micro_batches=4, sde_steps=3)
     assert short.syncs == long.syncs

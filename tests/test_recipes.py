@@ -83,6 +83,7 @@ GENERATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", GENERATES)
 def test_a_recipe_takes_every_engine_that_generates_its_tracks(
     plans: Mapping[str, Plan], engine: str, catalog: Catalog

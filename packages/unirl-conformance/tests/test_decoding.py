@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conformance_mutants.changes import Change, returns, takes
 from conformance_mutants.mutant import Mutant, builder, catalog_of, plugin, specs
 
+pytestmark = pytest.mark.slow
+
 PARITY = "decoded-media-are-those-of-the-reference-pipeline"
 MEDIA = (PARITY, "media-has-the-requested-size", "media-lies-between-0-and-1", "decoder-keeps-the-gradient")
 HEALTHY = (SD3, QWEN_IMAGE, WAN21)

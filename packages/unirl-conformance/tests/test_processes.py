@@ -57,6 +57,7 @@ def job(build: str) -> two_ranks.Job:
     return two_ranks.Job(build=name, config=CONFIG, training="full", policies=(), train=TrainConfig(), tracks=((), ()))
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_named_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(ProcessRaisedException, match=r"Process \d terminated(?s:.*)ValueError: no such colour"):
         two_ranks.train_on_two_ranks([job("build_broken")], tmp_path)

@@ -59,6 +59,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_each_keeps_the_static_claims_at_once(plugins: Path) -> None:
     chosen = [word for names in NAMES for word in ("--plugin", names.dist)]
     done = run(

@@ -134,6 +134,7 @@ def test_it_is_as_good_as_its_card_says(model: JanusModel, script: ModuleType, s
         assert min(color, place) >= 0.9 and 0.2 <= perfect <= shape <= 0.5
 
 
+@pytest.mark.slow
 def test_the_script_writes_the_same_bytes_twice(tmp_path: Path, run_script: RunScript) -> None:
     settings = ["--vq-steps=2", "--images-per-scene=1", "--steps=2", "--batch=4", "--measured=1"]
     written = [run_script("make_image_tokens_checkpoint", tmp_path / name, *settings) for name in ("first", "second")]

@@ -131,6 +131,7 @@ def test_it_is_as_good_as_its_card_says(loaded: tuple[Any, Any], script: ModuleT
     assert stated["heldout", "temperature 1"][1] > 0.1
 
 
+@pytest.mark.slow
 def test_the_script_writes_the_same_bytes_twice(tmp_path: Path, run_script: RunScript) -> None:
     settings = ["--steps=2", "--batch=8", "--measured=4"]
     written = [run_script("make_text_checkpoint", tmp_path / name, *settings) for name in ("first", "second")]

@@ -144,6 +144,7 @@ def test_it_is_as_good_as_its_card_says(model: BagelModel, script: ModuleType, t
     assert all(stated[split, "kept"][-1] > stated[split, "at once"][-1] + 0.2 for split in ("heldout", "train"))
 
 
+@pytest.mark.slow
 def test_the_script_writes_the_same_bytes_twice(tmp_path: Path, run_script: RunScript) -> None:
     settings = ["--vae-steps=2", "--steps=2", "--texts=4", "--images=4", "--images-per-scene=1"]
     settings += ["--measured=4"]

@@ -138,6 +138,7 @@ def moved(folder: Path) -> list[list[list[str]]]:
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
+@pytest.mark.slow
 def test_of_two_models_that_train_one_is_on_the_device_and_no_number_changes(tmp_path: Path) -> None:
     expected = joint_run(tmp_path / "both")
     assert all(step["rewrite/updates"] and step["image/updates"] for step in expected)
