@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import Distribution, EntryPoint, distributions
-from pathlib import Path
 from typing import Any, cast
 
 from ..names import canonical
@@ -92,7 +92,8 @@ def _folders() -> Iterator[tuple[str, int]]:
     """The folders of `sys.path` and when each last changed, as installing and removing a dist does."""
     for entry in dict.fromkeys(sys.path):
         try:
-            yield entry, Path(entry).stat().st_mtime_ns
+            # A recipe asks hundreds of times.
+            yield entry, os.stat(entry or ".").st_mtime_ns  # noqa: PTH116
         except OSError:
             continue
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -63,9 +64,9 @@ def package_folder(package: str) -> Path | None:
     spec = sys.modules[top].__spec__ if top in sys.modules else importlib.util.find_spec(top)
     if spec is None or spec.submodule_search_locations is None:
         return None
-    # One at a time: there is a location for each dist of the namespace.
-    folders = (Path(location, *rest) for location in spec.submodule_search_locations)
-    result = next((folder for folder in folders if folder.is_dir()), None)
+    # There is a location for each dist of the namespace: objects of Path would take most of the time.
+    folders = ("/".join((location, *rest)) for location in spec.submodule_search_locations)
+    result = next((Path(folder) for folder in folders if os.path.isdir(folder)), None)  # noqa: PTH112
     if result is None and rest:
         try:
             spec = importlib.util.find_spec(package)
