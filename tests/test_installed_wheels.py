@@ -48,6 +48,7 @@ def python(wheels: dict[str, Path], run: Run, uv: str, tmp_path_factory: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_wheels_alone_train_two_steps_in_an_empty_environment(python: Path, run: Run, tmp_path: Path) -> None:
     words = ("train", "quickstart", "run.max_steps=2", "run.dir=out", "eval.num_prompts=4")
@@ -56,6 +57,7 @@ def test_the_wheels_alone_train_two_steps_in_an_empty_environment(python: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_wheels_alone_train_two_experts_with_the_real_engine(python: Path, run: Run, tmp_path: Path) -> None:
     """`pip install unirl-core unirl-model-wan22 unirl-engine-vllm-omni`, with a backend, an algorithm and a reward."""

@@ -92,6 +92,7 @@ def planned(*words: str, of: MemoryPlan | None = None) -> MemoryPlan:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.torchao if name in ("int8", "nf4") else ()) for name in RECIPES],
@@ -135,6 +136,7 @@ def test_what_blocks_compute_again_is_counted(checkpoints: bool, tensors: int) -
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_hold_what_was_planned_for_each(tmp_path: Path) -> None:
     """Activations are left out: autograd also keeps the gathered weights, which are freed between."""
     settings = ("backend.defer_gradient_sync=false", "algorithm.kl_coef=0.01", "backend.reference_copy=true")
@@ -468,6 +470,7 @@ def test_a_run_is_told_the_operations_of_each_device(one: MemoryPlan) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_step_logs_the_rates_of_its_phases_and_the_report_shows_them(one: MemoryPlan, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ("run.max_steps=1", "run.peak_tflops=0.5", "data.eval=''", f"run.dir={folder}")
@@ -519,6 +522,7 @@ SAVED = {
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SAVED)
 def test_a_checkpoint_is_as_large_as_planned(name: str, tmp_path: Path) -> None:
     """Elements are counted exactly; the rest, by a measured constant, is within a hundredth of the whole."""

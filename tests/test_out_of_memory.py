@@ -23,7 +23,7 @@ from unirl.loop.run import train
 from unirl.quickstart import checkpoint_path
 from unirl.tools.plan.out_of_memory import explanation
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 SCRIPT = Path(__file__).parent / "support" / "short_memory.py"
 WORDS = (

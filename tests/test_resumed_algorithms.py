@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from unirl.core.recipe.compose import compose
 from unirl.loop.run import RunResult, train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SMALL = ("data.prompts_per_step=2", "data.samples_per_prompt=4", "data.eval=''", "run.media_every=0", "~tracker.report")
 IMAGES = (*SMALL, "sampling.num_inference_steps=3", "+reward@reward.light=brightness", "reward.light.weight=0.1")

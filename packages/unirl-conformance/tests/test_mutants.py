@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conformance_mutants.mutant import KINDS, Mutant, catalogs_of, mutants_of
 from conformance_mutants.own_claims import SLOW
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 REPORTS: dict[tuple[str, SubjectKind], Report] = {}
 
@@ -107,7 +107,6 @@ def test_every_kind_of_subject_has_mutants() -> None:
 
 
 # Every claim of a kind on every part: minutes.
-@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("kind", "mutant"), params())
 def test_a_mutant_fails_its_claim_and_no_other(kind: SubjectKind, mutant: Mutant) -> None:
@@ -116,7 +115,6 @@ def test_a_mutant_fails_its_claim_and_no_other(kind: SubjectKind, mutant: Mutant
 
 
 # Installed parts are left to conformance itself, which the gate runs.
-@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)
 def test_healthy_parts_fail_nothing(kind: SubjectKind) -> None:

@@ -68,6 +68,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_is_written_is_formatted_linted_and_has_no_weights(plugins: Callable[[str], Path], name: str) -> None:
     folder = plugins(name)
@@ -85,6 +86,7 @@ def test_what_is_written_is_formatted_linted_and_has_no_weights(plugins: Callabl
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_written_is_typed(plugins: Callable[[str], Path], tmp_path: Path) -> None:
     roots = [{"root": str(plugins(name)), "extraPaths": [str(plugins(name) / "src")]} for name in WRITERS]
     settings = {
@@ -104,6 +106,7 @@ def test_what_is_written_is_typed(plugins: Callable[[str], Path], tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_spec_states_what_the_generic_plugin_found(plugins: Callable[[str], Path]) -> None:
     llama = (plugins("llama") / "src/my_llama_model/plugin.py").read_text()
     for layer in ("q_proj", "k_proj", "v_proj", "o_proj"):
@@ -121,6 +124,7 @@ def test_the_spec_states_what_the_generic_plugin_found(plugins: Callable[[str], 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_plain_calls_are_written_out_and_others_are_pinned(plugins: Callable[[str], Path]) -> None:
     plain = (plugins("sd3") / "src/my_sd3_model/model.py").read_text()
     # As plugins/models/sd3 has them.
@@ -187,6 +191,7 @@ Path("conformance.json").write_text(to_json(report))
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_is_written_passes_its_tests_and_the_claims_about_its_kind(

@@ -169,6 +169,7 @@ def test_shape_and_colour_come_from_the_first_frame_and_the_direction_from_the_t
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_script_writes_the_same_bytes_twice(tmp_path: Path, run_script: RunScript) -> None:
     settings = ["--steps=2", "--clips-per-caption=4", "--batch=8", "--rounds=1"]
     written = [run_script("make_i2v_checkpoint", tmp_path / name, *settings) for name in ("first", "second")]
@@ -194,6 +195,7 @@ def test_the_example_of_its_tutorial_runs(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_it_learns_to_move_shapes_of_held_out_frames(rewards_of: Callable[..., list[float]]) -> None:
     before, after = rewards_of("quickstart-i2v", "clips", "eval.samples_per_prompt=24")

@@ -123,6 +123,7 @@ def test_the_draughtsman_makes_rings_and_no_other_mistake(script: ModuleType) ->
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_it_is_as_good_as_its_card_says(model: JanusModel, script: ModuleType, stated: dict[str, list[float]]) -> None:
     for guidance in (1.0, 2.0):
         result = script.measure_splits(model, images=256, guidance=guidance, seed=1000)
@@ -143,6 +144,7 @@ def test_the_script_writes_the_same_bytes_twice(tmp_path: Path, run_script: RunS
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_it_learns_to_draw_held_out_captions(rewards_of: Callable[..., list[float]]) -> None:
     before, after = rewards_of("quickstart-image-tokens", "shapes", "eval.samples_per_prompt=48")

@@ -176,6 +176,7 @@ def test_clips_are_a_function_of_the_seed(pipeline, wan: ModuleType) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_script_writes_the_same_bytes_twice(tmp_path: Path, run_script: RunScript) -> None:
     settings = ["--steps=2", "--clips-per-caption=4", "--batch=8", "--rounds=1"]
     written = [run_script("make_video_checkpoint", tmp_path / name, *settings) for name in ("first", "second")]
@@ -199,6 +200,7 @@ def test_the_example_of_its_tutorial_runs(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_it_learns_to_draw_held_out_clips(rewards_of: Callable[..., list[float]]) -> None:
     before, after = rewards_of("quickstart-video", "clips", "eval.samples_per_prompt=72")

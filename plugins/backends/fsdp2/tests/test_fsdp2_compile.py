@@ -15,6 +15,7 @@ from unirl.numerics.tokens.batches import pad_batch
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.nightly,
     # torch's compiler looks at every tensor's gradient and silences this warning by itself, but not where it is an error.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]

@@ -59,6 +59,7 @@ def large(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_no_rank_ever_holds_a_lazily_built_model_whole(large):
     results, size, _ = large
     assert 190e6 < size < 210e6
@@ -71,6 +72,7 @@ def test_no_rank_ever_holds_a_lazily_built_model_whole(large):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_no_rank_ever_holds_a_teacher_whole(large):
     _, size, (lazy, eager) = large
     for rank in range(2):
@@ -83,6 +85,7 @@ def test_no_rank_ever_holds_a_teacher_whole(large):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_no_rank_holds_more_than_a_few_tensors_of_an_update(large):
     results, size, _ = large
     for result in (rank for results_of in results for ranks in results_of for rank in ranks):
@@ -92,6 +95,7 @@ def test_no_rank_holds_more_than_a_few_tensors_of_an_update(large):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_any_mesh_and_a_critic_are_filled_as_well(tmp_path):
     write(tmp_path / "checkpoint", seed=0, tied=False)
     full = {"trains": "full", "dtype": "float32"}

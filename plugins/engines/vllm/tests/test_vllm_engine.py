@@ -9,7 +9,7 @@ from external_engines.texts import Ask
 from unirl.core.roles import TextModel
 from unirl.engine_host.text_engine import ExternalTextEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def test_a_cut_distribution_gives_texts_without_log_probs(engine: ExternalTextEngine, ask: Ask) -> None:

@@ -18,6 +18,7 @@ APART = ("launcher=ray", "launcher.reference=separate", "launcher.reference_work
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_of_the_reference_give_the_numbers_of_a_copy(tmp_path: Path, ray_here: None) -> None:
     here = run(tmp_path / "here", *KL, "launcher=local", "backend.reference_copy=true").folder
     there = run(tmp_path / "there", *KL, *APART).folder
@@ -36,6 +37,7 @@ def test_workers_of_the_reference_give_the_numbers_of_a_copy(tmp_path: Path, ray
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_reference_that_nobody_asks_is_refused(tmp_path: Path, ray_here: None) -> None:
     with pytest.raises(PlanRejected, match=r"launcher\.reference: got 'separate', but algorithm 'flow-grpo'"):
         run(tmp_path / "run", "run.max_steps=1", *APART)

@@ -23,7 +23,7 @@ from unirl.models.hunyuan_video15 import tiny
 from unirl.models.hunyuan_video15.config import HunyuanVideo15ImageConfig
 from unirl.models.hunyuan_video15.image import HunyuanVideo15ImageModel, build
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 PROMPTS = ('a sign that says "STOP" beside a red ring', "a blue square on the left of two green discs", "")
 """Prompts of different lengths, one with quoted words; the first two are longer than their conditions."""

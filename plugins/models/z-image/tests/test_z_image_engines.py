@@ -13,7 +13,7 @@ from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.z_image.config import ZImageConfig
 from unirl.models.z_image.model import ZImageModel, build
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 PROMPTS = ("a red ring", "a blue square on the left of two green discs", "")
 """The second is longer than its conditions; the others end in another multiple of 32 tokens."""
