@@ -43,7 +43,7 @@ CASES = {
     ),
     # Sampled one by one; 256 forwards in one pass then keep some 70 MiB of activations. Rewards take a few of 3 MiB.
     "train": (
-        24 * 2**20,
+        44 * 2**20,
         ("data.samples_per_prompt=16", "engine.forward_batch=1", "model.decode_batch=1"),
         ("train.micro_batch_size (0, all samples)", "train.replay=serial", "backend.activation_checkpointing=true"),
         ("train.micro_batch_size=1", "train.replay=serial", "backend.activation_checkpointing=true"),
