@@ -22,8 +22,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 SETTINGS = DOCS / "site"
-SOURCE = "https://github.com/unirl/unirl/blob/main"
-"""Where files are that are no pages. The workflow that publishes the site names its own repository and commit."""
+SOURCE = ROOT.as_uri()
+"""Where files are that are no pages: for a look at the site, this checkout. The workflow that publishes it names its
+own repository and commit."""
 BESIDES_DOCS = (
     "packages/*/README.md",
     "plugins/*/*/README.md",

@@ -41,7 +41,8 @@ CASES = {
         ("engine.forward_batch (0, all)", "model.decode_batch (32)"),
         ("engine.forward_batch=1", "model.decode_batch=1"),
     ),
-    # Sampled one by one; 256 forwards in one pass then keep some 70 MiB of activations. Rewards take a few of 3 MiB.
+    # Sampled one by one; 256 forwards in one pass then keep some 70 MiB of activations. Rewards take tensors of 3 MiB;
+    # with 24 to spare, they ran out first on one machine.
     "train": (
         44 * 2**20,
         ("data.samples_per_prompt=16", "engine.forward_batch=1", "model.decode_batch=1"),

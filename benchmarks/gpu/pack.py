@@ -112,7 +112,7 @@ def pack(site: Path, archive: Path) -> None:
     """Raises SystemExit for an archive that is larger than the kit promises."""
     kept = [path for path in site.rglob("*") if path.is_file() and path.suffix not in (".pyi", ".pyc")]
     partial = archive.with_suffix(".partial")
-    with tarfile.open(partial, "w:xz", preset=6) as tar:
+    with tarfile.open(partial, "w:xz", preset=9) as tar:
         for path in sorted(kept):
             if path.name != ".lock":
                 tar.add(path, arcname=path.relative_to(site))

@@ -146,7 +146,7 @@ def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
         (
             "advantage",
             {"spread_penalty": 0.5},
-            "advantage.spread_penalty: got 0.5, but 1 reward has a weight, and one has no spread; add another",
+            "advantage.spread_penalty: got 0.5, which takes two rewards with a weight, and there is 1. Add another",
         ),
     ],
 )

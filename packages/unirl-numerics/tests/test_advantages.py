@@ -151,6 +151,12 @@ def test_what_rewards_disagree_on_is_subtracted_times_their_spread():
     torch.testing.assert_close(agreed, combine_rewards(opposed, weights={"a": 1, "b": -1}, group_ids=ONE_GROUP).values)
 
 
+@pytest.mark.parametrize("penalty", [-0.5, float("nan")])
+def test_a_penalty_that_would_reward_disagreement_is_refused(penalty):
+    with pytest.raises(ValueError, match=r"spread_penalty = .*; expected 0 or more"):
+        combine_rewards({"a": torch.ones(4)}, weights={"a": 1}, group_ids=ONE_GROUP, spread_penalty=penalty)
+
+
 def test_the_spread_of_advantages_is_centred_as_they_are():
     """Advantages [-1, 1, -1, 1] and [-1, -1, 1, 1]: sums -2, 0, 0, 2, spreads 2 x (0, 1, 1, 0), whose mean is 1."""
     parts = {"a": torch.tensor([0.0, 1, 0, 1]), "b": torch.tensor([0.0, 0, 10, 10])}

@@ -104,11 +104,11 @@ def combine_rewards(
     named.
     spread_penalty: times how far the parts of a sample are apart, see `_spread`, subtracted from what is added: scores,
     or advantages, of which it is centred as they are (Coste et al., arXiv 2310.02743, with the standard deviation in
-    place of the variance).  shaping: names of parts that are no rewards and take no part in it.
+    place of the variance).  shaping: names of terms that are not rewards and do not count in it.
     A group counts as zero-spread when every part is constant in it.
 
-    Raises ValueError for names that do not match, for a weight that is not finite, and as `advantages` does, naming
-    the part as well.
+    Raises ValueError for names that do not match, for a weight that is not finite, for a penalty below 0 or NaN, and as
+    `advantages` does, naming the part as well.
     """
     if parts.keys() != weights.keys() or not parts:
         raise ValueError(
@@ -119,6 +119,8 @@ def combine_rewards(
         if not math.isfinite(weight):
             raise ValueError(f"combine_rewards: weights['{name}'] = {weight}; expected a finite number.")
     _check_bounds(eps=eps, clip=clip)
+    if not spread_penalty >= 0:
+        raise ValueError(f"combine_rewards: spread_penalty = {spread_penalty}; expected 0 or more.")
     first = next(iter(parts.values()))
     batch = _Batch(group_ids, weights=row_weights, num_rows=first.shape[0])
     chosen = values or {}

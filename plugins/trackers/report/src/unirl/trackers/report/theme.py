@@ -12,9 +12,9 @@ class Theme:
     page: str
     """Behind everything."""
     ground: str
-    """Of sections and pictures."""
+    """Background of sections and pictures."""
     shade: str
-    """Of tiles and labels."""
+    """Background of tiles and labels."""
     ink: str
     faint: str
     """Axes, ticks and secondary text."""
