@@ -1,7 +1,8 @@
 """Build the documentation site: `python docs/build.py [FOLDER]`, by default into `site`.
 
 The pages are those of `docs/`, the READMEs of every dist and the reference, which is written from the code. Links
-between them become links of the site; links to other files lead to the repository (`--source`). Sphinx turns the pages
+between them become links of the site; links to other files lead to the repository
+(`--source`), and without it are plain text. Sphinx turns the pages
 into HTML and fails on a broken link. Each page is published as Markdown beside its HTML, and `llms.txt` lists them.
 """
 
@@ -22,9 +23,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 SETTINGS = DOCS / "site"
-SOURCE = ROOT.as_uri()
-"""Where files are that are no pages: for a look at the site, this checkout. The workflow that publishes it names its
-own repository and commit."""
 BESIDES_DOCS = (
     "packages/*/README.md",
     "plugins/*/*/README.md",
@@ -71,9 +69,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "site", help="where to write the site")
     parser.add_argument(
         "--source",
-        default=SOURCE,
+        default="",
         metavar="URL",
-        help="beginning of links to files of the repository, by default %(default)s",
+        help="beginning of links to files of the repository; without it they are text",
     )
     options = parser.parse_args()
     if options.folder.exists() and any(options.folder.iterdir()) and not (options.folder / "llms.txt").is_file():
@@ -174,6 +172,8 @@ def linked(text: str, path: str, paths: dict[str, str], *, folder: Path, source:
             place = site_path(full)
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / full, folder / place)
+        if place is None and not source:
+            return match["text"]
         url = posixpath.relpath(place, folder_on_site) if place else f"{source}/{full}"
         return f"{shown}({url}{match['anchor'] or ''})"
 

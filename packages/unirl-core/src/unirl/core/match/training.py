@@ -81,8 +81,8 @@ def _comparison(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[
         if count < 2:
             yield Reason(
                 key=f"{at('advantage')}.spread_penalty",
-                text=f"got {own.spread_penalty:g}, which takes two rewards with a weight, and there is {count or 'none'}. "
-                "Add another, or leave it out.",
+                text=f"got {own.spread_penalty:g}, which takes two rewards with a weight, and there is "
+                f"{count or 'none'}. Add another, or leave it out.",
             )
     if own.keep_best + own.keep_worst > compared:
         names = [name for name in ("keep_best", "keep_worst") if getattr(own, name)]
