@@ -79,6 +79,14 @@ def test_json_is_all_that_stands_on_stdout_and_progress_is_on_stderr(cli: Cli) -
     assert code == 0 and "PASSED" not in out and "PASSED" in err
 
 
+def test_a_claim_is_left_out_by_name(cli: Cli) -> None:
+    outcomes = [
+        json.loads(cli(*STATIC, "--json", *more)[1])["results"]["cpu"]["plugin"]["unirl-tools"]
+        for more in ((), ("--without", CLAIM))
+    ]
+    assert outcomes[0].keys() - outcomes[1].keys() == {CLAIM}
+
+
 def test_claims_that_do_not_apply_are_counted(cli: Cli) -> None:
     _, out, _ = cli(*STATIC, "--json")
     result = json.loads(out)
@@ -135,6 +143,7 @@ def test_an_engine_whose_environment_is_absent_gets_the_command_that_makes_it(
         (("--plugin", "unirl-model-sd"), "did you mean 'unirl-model-sd3'?"),
         (("--claim", "importing-it-is-lightt"), "did you mean 'importing-it-is-light'?"),
         (("--claim", "xyzzy"), "`unirl conformance --claims` lists them"),
+        (("--without", "xyzzy"), "'xyzzy', which is neither a subject nor a claim"),
         (("--tier", "tinny"), "'tiny'"),
         (("trainside",), "--engine trainside"),
         (("--claims", "--model", "sd3"), "--claims runs nothing, so --model has no effect with it"),

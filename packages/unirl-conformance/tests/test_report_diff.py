@@ -136,6 +136,9 @@ def test_what_was_not_selected_is_not_gone_and_what_was_selected_is() -> None:
     assert diff.got_worse and diff.num_not_covered == 2
     narrow = compare(old, dataclasses.replace(new, selection=("--model=sd3", "--claim=one")))
     assert not narrow.got_worse and narrow.num_not_covered == 3
+    without = compare(old, dataclasses.replace(new, selection=("--model=sd3", "--without=two")))
+    assert not without.got_worse and without.num_not_covered == 3
+    assert compare(old, dataclasses.replace(new, selection=("--model=sd3", "--without=one"))).got_worse
     assert len(compare(old, dataclasses.replace(new, selection=())).changes) == 3
 
 

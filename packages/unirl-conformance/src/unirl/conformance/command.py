@@ -53,7 +53,10 @@ def _part_options(command: click.Command) -> click.Command:
 @click.option("--plugin", multiple=True, metavar="DIST", help="Test everything this dist provides.")
 @click.option("--claim", multiple=True, metavar="CLAIM", help="Test only this claim.")
 @click.option(
-    "--without", multiple=True, metavar="KIND:SUBJECT", help="Skip subjects: engine:sglang+sd3, engine:*+wan22."
+    "--without",
+    multiple=True,
+    metavar="KIND:SUBJECT|CLAIM",
+    help="Skip subjects (engine:sglang+sd3, engine:*+wan22) or a claim.",
 )
 @click.option(
     "--tier",

@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--unirl-plugin", action="append", default=[], metavar="DIST", help="try the parts of this dist")
     group.addoption("--unirl-kind", action="append", default=[], choices=SUBJECT_KINDS, help="claims of this kind")
     group.addoption("--unirl-claim", action="append", default=[], metavar="CLAIM", help="this claim alone")
-    group.addoption("--unirl-without", action="append", default=[], metavar="KIND:SUBJECT", help="not these subjects")
+    group.addoption("--unirl-without", action="append", default=[], metavar="X", help="not this subject or claim")
     group.addoption("--unirl-tier", default="tiny", choices=TIERS, help="how much to run (default: tiny)")
     group.addoption("--unirl-batch-invariant", action="store_true", help="compute with batch-invariant numerics")
     group.addoption(

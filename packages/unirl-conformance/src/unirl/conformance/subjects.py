@@ -18,7 +18,7 @@ from unirl.core.plugins.registry import known_parts
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, Kind, ModelSpec, Spec
 
-from .claims import SUBJECT_KINDS, TIERS, Claim, SubjectKind, Tier
+from .claims import SUBJECT_KINDS, TIERS, Claim, SubjectKind, Tier, claim_kinds
 
 __all__ = [
     "Selection",
@@ -93,7 +93,8 @@ class Selection:
     kinds: tuple[SubjectKind, ...] = ()
     claims: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
-    """Subjects to leave out, as `kind:id`, with wildcards: `engine:sglang+sd3`, `engine:*+wan22`."""
+    """What to leave out: subjects as `kind:id`, with wildcards (`engine:sglang+sd3`, `engine:*+wan22`), and claims by
+    name."""
 
     @property
     def is_narrow(self) -> bool:
@@ -122,7 +123,8 @@ class Selection:
 
     def covers(self, claim: Claim, *, tier: Tier) -> bool:
         """Whether a claim is selected."""
-        return TIERS.index(claim.tier) <= TIERS.index(tier) and (not self.claims or claim.name in self.claims)
+        is_named = not self.claims or claim.name in self.claims
+        return TIERS.index(claim.tier) <= TIERS.index(tier) and is_named and claim.name not in self.without
 
     def takes(self, subject: Subject, *, dist_of: Mapping[tuple[Kind, str], str]) -> bool:
         """Whether a subject is among the selected parts. `without` is not looked at.
@@ -173,10 +175,11 @@ def subjects(catalog: Catalog, selection: Selection | None = None, *, tier: Tier
     dist_of: dict[tuple[Kind, str], str] = {(f.spec.kind, f.spec.name): f.dist for f in catalog.parts()}
     plain = [*_plugins(catalog), *_single(catalog), *_pairs(catalog), *_cells(catalog)]
     names = [f"{subject.kind}:{subject.id}" for subject in plain]
-    if unknown := sorted(pattern for pattern in selection.without if not fnmatch.filter(names, pattern)):
+    without = [name for name in selection.without if ":" in name or name not in claim_kinds()]
+    if unknown := sorted(pattern for pattern in without if not fnmatch.filter(names, pattern)):
         raise RecipeError(
-            f"--without: got {unknown[0]!r}, which is not a subject. Expected KIND:ID, as reports name them, or with "
-            "wildcards."
+            f"--without: got {unknown[0]!r}, which is neither a subject nor a claim. Expected KIND:ID, as reports name "
+            "them or with wildcards, or the name of a claim; `unirl conformance --claims` lists them."
         )
     chosen = [
         subject

@@ -112,7 +112,9 @@ class _Coverage:
         may_lack = self._new.selection or (was.kind == "cell" and self._is_lower)
         if may_lack and (was.kind, was.subject) not in self._chosen:
             return False
-        return was.claim in self._claims or not any(each.startswith("--claim=") for each in self._new.selection)
+        is_left_out = f"--without={was.claim}" in self._new.selection
+        is_chosen = not is_left_out and not any(each.startswith("--claim=") for each in self._new.selection)
+        return was.claim in self._claims or is_chosen
 
     def is_withdrawn(self, was: Outcome) -> bool:
         """Whether the new run makes the claim and has all of the parts: then it is n/a, or they are incompatible."""
