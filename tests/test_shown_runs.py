@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pages import ROOT, WITH_FUNCTIONS, commands, write_shown
+from PIL import Image
 from unirl.core.cli import main
 
 # Pages name their parts, which no string of this module does.
@@ -69,7 +70,19 @@ def test_the_page_about_exports_does_what_it_says(
         if words[0] == "export":
             exported.append(words[words.index("--to") + 1])
     assert exported == ["shapes-lora", "sums-lora", "shapes-comfy", "shapes", "sums", "shapes-average"]
-    assert all((tmp_path / name / "README.md").is_file() for name in exported)
+    programs = {name: program_of(tmp_path / name / "README.md") for name in exported}
+    assert [name for name, program in programs.items() if not program] == ["shapes-comfy"]
+    for name, program in programs.items():
+        (tmp_path / "sample.png").unlink(missing_ok=True)
+        exec(compile(program, f"the card of {name}", "exec"), {})
+        if program and name.startswith("shapes"):
+            with Image.open(tmp_path / "sample.png") as image:
+                assert image.size == (64, 64)
+
+
+def program_of(card: Path) -> str:
+    """What the card of an export says to run; empty where it has nothing."""
+    return "".join(re.findall(r"^```python\n(.*?)^```$", card.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
 
 
 def test_the_python_example_of_the_core_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import html
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,8 @@ from unirl.core.observe.recorded import Recorded
 from unirl.core.observe.stages import evaluation_facts
 from unirl.loop.run_folder import EVENTS_FILE
 from unirl.model_host.model_files import read_json
+
+from .usage import Shown, copy_samples, pipeline_tag, snippet, trained_stages
 
 if TYPE_CHECKING:
     from .source import TrainedModel
@@ -32,25 +34,42 @@ does neither."""
 
 
 def write_card(
-    folder: Path, source: TrainedModel, base: Path, *, step: int, policy: str, layout: str | None, is_pipeline: bool
+    folder: Path,
+    source: TrainedModel,
+    base: Path,
+    *,
+    name: str,
+    step: int,
+    policy: str,
+    layout: str | None,
+    is_pipeline: bool,
 ) -> None:
-    """Write README.md, and copy the license files that it refers to. base: folder of the base checkpoint.  step: of the
-    weights.  layout: of adapters; None for a complete checkpoint."""
+    """Write README.md, and copy the license files and samples that it refers to. base: folder of the base checkpoint.
+    name: of the export, for those who load it.  step: of the weights.  layout: of adapters; None for a complete
+    checkpoint."""
     for file in _license_files(base):
         shutil.copyfile(file, folder / file.name)
     plan, recorded = source.plan, source.recorded
     path = str(source.setting("path") or base)
     revision = source.setting("revision")
     is_hub_id = not Path(path).expanduser().is_dir()
-    stages = [stage for stage in plan.trained if stage.learner.name == source.learner.name]
+    stages = trained_stages(source)
     algorithms = [stage.algorithm.name for stage in stages if stage.algorithm is not None]
     terms, is_adapter = base_license(base), layout is not None
     library = "diffusers" if is_pipeline else "peft" if is_adapter else "transformers"
+    shown = copy_samples(source, folder, step=step)
+    prompt = shown[0].prompt if shown else "..."
+    task = pipeline_tag(stages, shown)
+    pipeline = str(read_json(base / "model_index.json").get("_class_name", "")) if is_pipeline else ""
+    use = snippet(source, task=task, base=path, name=name, layout=layout, pipeline=pipeline, prompt=prompt)
     head = {
         **{key: value for key, value in terms.items() if key.startswith("license")},
         **({"base_model": path} if is_hub_id else {}),
+        "base_model_relation": "adapter" if is_adapter else "finetune",
         "library_name": library,
-        "tags": ["unirl", *algorithms, *(["lora"] if is_adapter else [])],
+        "pipeline_tag": task,
+        "tags": ["unirl", "reinforcement-learning", *algorithms, *(["lora"] if is_adapter else [])],
+        **({"widget": [{"text": one.prompt, "output": {"url": one.file}} for one in shown]} if shown else {}),
     }
     config = OmegaConf.to_yaml(OmegaConf.create(dict(plan.resolved))).rstrip()
     content = "LoRA adapters" if is_adapter else "A complete checkpoint"
@@ -78,6 +97,8 @@ def write_card(
             "",
             *_table(facts),
             "",
+            *_use(use),
+            *_samples(shown),
             "## Held-out scores",
             "",
             *_scores(source, step),
@@ -92,6 +113,22 @@ def write_card(
     )
     # Half of a surrogate pair cannot be written.
     (folder / "README.md").write_bytes(text.encode("utf-8", "replace"))
+
+
+def _use(program: str) -> list[str]:
+    return ["## Use", "", f"{_fence(program)}python", program, _fence(program), ""] if program else []
+
+
+def _samples(shown: Sequence[Shown]) -> list[str]:
+    if not shown:
+        return []
+    title = f"## Held-out samples at step {shown[0].step}"
+    return [
+        title,
+        "",
+        *(f"- ![sample {number}]({one.file}) {_shown(one.prompt)}" for number, one in enumerate(shown)),
+        "",
+    ]
 
 
 def base_license(base: Path) -> dict[str, str]:

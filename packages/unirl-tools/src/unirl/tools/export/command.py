@@ -38,6 +38,8 @@ __all__ = ["command"]
     type=click.Choice(["diffusers", "peft", "comfy", "kohya", "original"]),
     help="Names of the adapters' layers; by default diffusers for its pipelines, and peft for language models.",
 )
+@click.option("--push", metavar="OWNER/NAME", help="Upload it to this repository of the Hugging Face Hub.")
+@click.option("--public", is_flag=True, help="With --push, make a new repository public; it is private otherwise.")
 @allow_code_option
 def command(
     run: Path,
@@ -48,6 +50,8 @@ def command(
     model: str | None,
     dtype: str | None,
     layout: Layout | None,
+    push: str | None,
+    public: bool,
 ) -> None:
     """Export a checkpoint of RUN, a run folder, with a model card.
 
@@ -57,7 +61,15 @@ def command(
     from unirl.core.cli.discovery import discover
 
     from .exporting import export
+    from .push import check_push
+    from .push import push as upload
 
+    if public and push is None:
+        raise click.UsageError(
+            "--public says who may see what --push uploads; give --push OWNER/NAME, or leave it out."
+        )
+    if push is not None:
+        check_push(push)
     source = export(
         run,
         to,
@@ -68,6 +80,9 @@ def command(
         model=model,
         dtype=dtype,
         layout=layout,
+        name=push,
     )
     content = "adapters" if source.has_adapters and not merge else "a complete checkpoint"
     sys.stdout.write(f"exported  {content} of step {source.checkpoint.step}\nfolder    {to}\n")
+    if push is not None:
+        sys.stdout.write(f"pushed    {upload(to, push, public=public, step=source.checkpoint.step)}\n")

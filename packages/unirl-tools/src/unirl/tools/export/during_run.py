@@ -60,5 +60,5 @@ def write_adapters(plan: Plan, updates: Mapping[str, WeightUpdate], *, run: Path
                 write_peft_adapters(to, update, module=None, base=str(path), **shared)
         except SafetensorError as error:
             raise RunFolderError(f"{to} cannot be written: {error}.") from error
-        write_card(to, source, base, policy=plan.eval.policy, **facts)
+        write_card(to, source, base, name=to.name, policy=plan.eval.policy, **facts)
         open_to_readers(to)

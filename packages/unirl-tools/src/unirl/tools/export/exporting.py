@@ -45,10 +45,12 @@ def export(
     model: str | None = None,
     dtype: str | None = None,
     layout: Layout | None = None,
+    name: str | None = None,
 ) -> RunSource:
     """Export a checkpoint of a run folder into the new folder `to`; returns what was exported.
 
-    merge, step, policy, model, dtype, layout: the options of `unirl export`.
+    merge, step, policy, model, dtype, layout: the options of `unirl export`.  name: under which its card loads it; that
+    of the folder by default.
     Raises RunFolderError where `to` exists or cannot be written, CheckpointError and RecipeError as `open_run` does,
     for an option that does not fit the run, and for files of the base checkpoint that are links out of its folder.
     Whatever is raised, there is nothing at `to`.
@@ -93,7 +95,7 @@ def export(
                     components=components,
                     dtype=wanted or torch.float32,
                 )
-            facts: dict[str, Any] = {"policy": policy, "is_pipeline": is_pipeline(base)}
+            facts: dict[str, Any] = {"name": name or to.name, "policy": policy, "is_pipeline": is_pipeline(base)}
             write_card(part, source, base, step=source.checkpoint.step, layout=layout if is_adapter else None, **facts)
             open_to_readers(part)
         part.rename(to)

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from unirl.core.disk import is_inside
 from unirl.core.errors import RecipeError, RunFolderError
 from unirl.core.names import did_you_mean
 from unirl.core.observe.events import read_events
@@ -19,6 +18,8 @@ from unirl.core.types.event import Event
 from unirl.core.types.track import Track
 from unirl.loop.run_folder import EVENTS_FILE, RECIPE_FILE
 from unirl.loop.saved_samples import SavedTrack, read_samples, saved_steps
+
+from ..kept_media import kept_media
 
 __all__ = ["SavedRun", "SavedSample", "StepSamples", "open_run"]
 
@@ -112,19 +113,8 @@ class SavedRun:
     @cached_property
     def media(self) -> Mapping[str, str]:
         """Sample -> its image or video in the run folder, where the tracker `report` saved one."""
-        index = self.folder / "media" / "index.jsonl"
-        if not index.is_file():
-            return {}
-        result: dict[str, str] = {}
-        for event in _events(index):
-            if event.kind == "images" and str(event.data.get("key", "")).startswith("train"):
-                for item in Recorded(where=event.read_from, values=event.data).sections("samples"):
-                    file = index.parent / item.text("file")
-                    # Reports before this one wrote no ids.
-                    name = item.text("sample", default="")
-                    if name and is_inside(file, index.parent) and file.is_file():
-                        result[name] = str(file.relative_to(self.folder))
-        return result
+        kept = (one for one in kept_media(self.folder) if one.sample and one.key.startswith("train"))
+        return {one.sample: str(one.file.relative_to(self.folder)) for one in kept}
 
     def samples(self, step: int) -> StepSamples:
         """The samples of a saved step. Raises RunFolderError for files that cannot be read."""
