@@ -135,6 +135,18 @@ def test_a_worker_that_holds_what_nobody_else_has_ends_the_run_which_resumes_as_
     assert_same_numbers(whole[RANKS if words is RANKS else APART], folder)
 
 
+def test_a_run_that_may_restart_goes_on_by_itself_and_the_numbers_stay(
+    whole: dict[tuple[str, ...], Path], tmp_path: Path
+) -> None:
+    with strike("train", "train", index=1) as struck:
+        folder = run(tmp_path / "run", *RANKS, "run.save_every=1", "run.restarts=1").folder
+    (finding,) = events(folder, "finding")
+    assert finding["text"].startswith("restart 1 of 1: ") and f"process {struck.pid})" in finding["text"]
+    assert [one["step"] for one in events(folder, "run_resumed")] == [1]
+    assert not still_alive(struck.all_pids)
+    assert_same_numbers(whole[RANKS], folder)
+
+
 def test_a_worker_that_dies_while_it_is_built_leaves_no_run_behind(ray_here: None, tmp_path: Path) -> None:
     with strike("reward", "build") as struck, pytest.raises(RunFailed) as caught:
         run(tmp_path / "run", *APART)

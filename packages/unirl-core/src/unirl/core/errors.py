@@ -93,6 +93,11 @@ class RunFailed(UniRLError):
         self.phase = phase
 
 
+class ProcessLost(RunFailed):
+    """A process that the run needs died or no longer answers. Starting again from the last checkpoint may go further,
+    see `run.restarts`."""
+
+
 class RunFolderError(UniRLError):
     """A run folder cannot be written to or read, or another process holds it."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unirl.core.errors import RunFailed
+from unirl.core.errors import ProcessLost, RunFailed
 
 from .frames import UNCHANGED, BadFrame, read_frame, to_frame
 from .source_files import source_files
@@ -40,11 +40,11 @@ INHERITED_PREFIXES += ("TORCHINDUCTOR_", "TRITON_", "VLLM_")
 """Environment variables a server inherits; no others, in particular not `PYTHONPATH`."""
 
 
-class EngineDied(RunFailed):
+class EngineDied(ProcessLost):
     """The engine's process ended unexpectedly."""
 
 
-class EngineTimedOut(RunFailed):
+class EngineTimedOut(ProcessLost):
     """A call exceeded its timeout; the process was ended."""
 
 

@@ -28,6 +28,7 @@ from .checkpoints import Checkpoints
 from .costs import Speed, peak_tflops_of
 from .exports import Exports
 from .parts import Parts
+from .restarts import with_restarts
 from .resume import checkpoint_to_resume
 from .run_folder import CHECKPOINTS, EVENTS_FILE, RunFolder, run_folder, write_recipe, write_traceback
 from .run_plan import with_batch_invariance, with_run_folder
@@ -67,6 +68,8 @@ def train(
 
     continues: `run.dir` may hold a run: it is resumed from its newest checkpoint, or starts again if it has none.
 
+    After a process was lost, the run starts again up to `run.restarts` times.
+
     Raises PlanRejected before anything is built, DataError for invalid prompts, CheckpointError when the checkpoint is
     broken or belongs to another plan. Whatever is raised later, completed steps are checkpointed.
     """
@@ -80,15 +83,30 @@ def train(
             if continues and Checkpoints(folder.path / CHECKPOINTS).steps():
                 resume = folder.path
             plan = with_run_folder(with_batch_invariance(plan), folder.path)
-            return _Run(plan, folder, data, catalog=catalog, resume=resume).train(overrides, listeners)
+
+            def attempt(resume: Path | None, findings: Sequence[str]) -> RunResult:
+                run = _Run(plan, folder, data, catalog=catalog, resume=resume, findings=findings)
+                return run.train(overrides, listeners)
+
+            return with_restarts(attempt, limit=plan.run.restarts, folder=folder.path, resume=resume)
 
 
 class _Run:
     """One run of a plan in its locked folder."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, data: RunData, *, catalog: Catalog, resume: Path | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        folder: RunFolder,
+        data: RunData,
+        *,
+        catalog: Catalog,
+        resume: Path | None,
+        findings: Sequence[str],
+    ) -> None:
         self._plan, self._catalog, self._data = plan, catalog, data
-        self._folder, self._stale_lock = folder.path, folder.stale
+        self._folder = folder.path
+        self._findings = [*findings, *([folder.stale] if folder.stale and not findings else [])]
         self._checkpoints = Checkpoints(folder.path / CHECKPOINTS, keep=plan.run.keep)
         self._checkpoints.clear()
         self._checkpoint = checkpoint_to_resume(plan, self._checkpoints, resume, data=data)
@@ -170,8 +188,8 @@ class _Run:
             )
         )
         announce(events, plan, self._checkpoint, predicted=predicted)
-        if self._stale_lock:
-            events.finding(self._stale_lock, step=self._start)
+        for finding in self._findings:
+            events.finding(finding, step=self._start)
         exports = Exports(self._folder, plan, start=self._start, catalog=self._catalog)
         saves = Saves(plan, self._checkpoints, data=self._data, parts=parts, events=events)
 

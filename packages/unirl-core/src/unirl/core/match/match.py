@@ -335,6 +335,7 @@ def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
         yield Reason(
             key="run.matmul_precision", text=f"got {precision!r} with run.batch_invariant, expected 'highest'."
         )
+    yield from _restarts(plan)
     yield from _exports(plan, catalog)
     yield from lineage(plan)
     yield from episodes(plan)
@@ -346,6 +347,15 @@ def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
             yield from training_problems(plan, stage, at)
             yield from acceleration_problems(stage)
         yield from sampling_problems(stage, key=at("sampling"), catalog=catalog)
+
+
+def _restarts(plan: Plan) -> Iterator[Reason]:
+    if plan.run.restarts and not plan.run.save_every:
+        yield Reason(
+            key="run.restarts",
+            text=f"got {plan.run.restarts} with run.save_every=0, so a restart would begin at the first step. Set "
+            "run.save_every, or leave it out.",
+        )
 
 
 def _exports(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:

@@ -44,6 +44,9 @@ class RunConfig:
     save_async: bool = False
     """Write checkpoints beside the steps that follow: a save then takes the time of a copy to CPU memory, and the copy
     stays there. The files are the same. Where a backend makes no copy, the run waits for the write."""
+    restarts: int = limit(0, least=0)
+    """How often a run starts again by itself, from its newest checkpoint, after it lost a process that it cannot
+    replace: a train rank, an engine, or the machine of one. It waits ten minutes for machines that are missing."""
     keep: int = limit(2, least=0)
     """Number of newest checkpoints to keep; 0 keeps all."""
     export_every: int = limit(0, least=0)

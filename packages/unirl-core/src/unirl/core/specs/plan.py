@@ -52,6 +52,7 @@ NOT_HASHED = (
     "run.dir",
     "run.max_steps",
     "run.stop_at",
+    "run.restarts",
     "run.save_every",
     "run.save_async",
     "run.export_every",

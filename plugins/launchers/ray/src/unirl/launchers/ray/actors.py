@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unirl.core.errors import RunFailed, UniRLError
+from unirl.core.errors import ProcessLost, RunFailed, UniRLError
 
 from .placement import WorkerPlace
 from .ray_worker import WorkerGone
@@ -47,7 +47,7 @@ class Call:
     """Whether it runs beside the worker's other calls, in a thread of its own."""
 
 
-class WorkerDied(RunFailed):
+class WorkerDied(ProcessLost):
     """A worker's process is gone."""
 
     def __init__(self, text: str, *, worker: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from unirl.core.errors import PlanRejected, RunFailed, UniRLError
+from unirl.core.errors import PlanRejected, ProcessLost, RunFailed, UniRLError
 from unirl.core.roles import Transport, TransportPlace
 from unirl.core.specs.plan import Plan
 from unirl.numerics.batch_invariant import VARIABLES
@@ -334,7 +334,7 @@ class Cluster:
         import ray
 
         if isinstance(error, _Late):
-            return RunFailed(
+            return ProcessLost(
                 f"launcher: {error} in phase {phase!r}. It is hung, or launcher.call_timeout_s is too short."
             )
         failure = explained(error, actor, phase, others=self._actors)
