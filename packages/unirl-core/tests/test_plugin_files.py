@@ -151,6 +151,23 @@ def test_unirl_disable_leaves_plugins_out(monkeypatch: pytest.MonkeyPatch, capsy
     assert code == PluginNotFound.exit_code and "did you mean 'rules'" in out
 
 
+def test_a_search_finds_known_parts_by_all_words_and_says_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("UNIRL_DISABLE", "wandb")
+    found = {}
+    for words in (["Biases", "weights"], ["tracker"], ["wandb", "no such word"]):
+        code, out = run(capsys, "plugins", "search", *words, "--json")
+        assert code == 0
+        found[words[0]] = {part["name"]: part["get"] for part in json.loads(out)["parts"]}
+    assert found["Biases"] == {"wandb": "install it: `pip install unirl-tracker-wandb`"} and found["wandb"] == {}
+    assert found["tracker"]["report"] == "installed"
+    code, out = run(capsys, "plugins", "search", "--kind", "transport")
+    assert code == 0 and "transfer-queue" in out and "wandb" not in out
+    code, out = run(capsys, "plugins", "search", "no such word")
+    assert code == 0 and "`unirl new`" in out
+
+
 def test_two_plugins_with_one_part_are_named_with_what_to_do(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
