@@ -17,7 +17,7 @@ from PIL import Image
 from unirl.core.errors import RecipeError
 from unirl.trackers.wandb import plugin
 from unirl.trackers.wandb.config import WandbConfig
-from unirl.trackers.wandb.tracker import WandbTracker, build
+from unirl.trackers.wandb.tracker import build
 
 TWO_SESSIONS = """
 import json, sys
@@ -270,23 +270,6 @@ def test_disabled_writes_nothing_and_a_run_that_cannot_start_says_what_to_do(tmp
 def test_settings_that_cannot_be_are_refused_with_their_key(config: WandbConfig, message: str):
     with pytest.raises(RecipeError, match=message):
         build(config)
-
-
-def test_a_run_id_other_than_the_folders_is_refused(tmp_path: Path):
-    kept = tmp_path / "unirl-run.json"
-    kept.write_text('{"id": "abcd1234", "project": "p"}')
-    tracker: WandbTracker = build(WandbConfig())
-    with pytest.raises(Exception, match="run_id: got 'other', but this run folder belongs to W&B run 'abcd1234'"):
-        tracker._id_to_use(kept, asked="other", resumed=True)
-    assert tracker._id_to_use(kept, asked=None, resumed=True) == "abcd1234"
-    assert tracker._id_to_use(kept, asked=None, resumed=False) is None
-
-
-def test_a_damaged_id_file_is_named(tmp_path: Path):
-    kept = tmp_path / "unirl-run.json"
-    kept.write_text("{")
-    with pytest.raises(Exception, match=r"unirl-run\.json does not hold a W&B run id"):
-        build(WandbConfig())._id_to_use(kept, asked=None, resumed=True)
 
 
 STARTED = """

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from PIL import Image
 from torch.utils.tensorboard.writer import SummaryWriter
 from unirl.core.observe.caption import captions
 from unirl.core.roles import RunInfo
@@ -18,6 +16,7 @@ from unirl.core.types.array import Array
 from unirl.core.types.event import Event
 from unirl.core.types.media import Media
 from unirl.core.types.track import Status, Track
+from unirl.numerics.animation import gif
 
 from tensorboard.compat.proto import summary_pb2
 
@@ -98,12 +97,9 @@ class TensorboardTracker:
         grids = [
             image_grid([video[min(at, len(video) - 1)] for video in videos]) for at in range(max(map(len, videos)))
         ]
-        first, *others = (Image.fromarray(grid.movedim(0, -1).numpy()) for grid in grids)
-        content = io.BytesIO()
-        first.save(content, format="GIF", save_all=True, append_images=others, duration=round(1000 / rate), loop=0)
-        image = Summary.Image(
-            height=first.height, width=first.width, colorspace=3, encoded_image_string=content.getvalue()
-        )
+        frames = [grid.movedim(0, -1).contiguous().numpy() for grid in grids]
+        height, width, _ = frames[0].shape
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif(frames, rate=rate))
         writer = self._writer.file_writer
         assert writer is not None, "open until finish()"
         writer.add_summary(Summary(value=[Summary.Value(tag=key, image=image)]), step)

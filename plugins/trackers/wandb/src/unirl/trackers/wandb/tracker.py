@@ -5,18 +5,18 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
-from PIL import Image
-from unirl.core.errors import UniRLError
 from unirl.core.observe.caption import captions
+from unirl.core.observe.client_process import TrackerFailed
+from unirl.core.observe.client_tracker import kept_id
+from unirl.core.observe.shown import pixels, sample_table
 from unirl.core.roles import RunInfo
 from unirl.core.specs.check import check_config
-from unirl.core.types.array import Array
 from unirl.core.types.event import Event
 from unirl.core.types.media import Media
-from unirl.core.types.track import Status, Track
+from unirl.core.types.track import Track
+from unirl.numerics.animation import gif
 
 import wandb
 
@@ -28,7 +28,7 @@ STEP = "step"
 """The axis of every chart: steps completed. W&B's own counter only counts calls."""
 
 
-class WandbFailed(UniRLError):
+class WandbFailed(TrackerFailed):
     """A W&B run could not be started."""
 
 
@@ -53,11 +53,13 @@ class WandbTracker:
         return self._open
 
     def start(self, run: RunInfo) -> None:
-        """Start the W&B run, or continue the one of this folder. Raises WandbFailed if W&B refuses."""
+        """Start the W&B run, or continue the one of this folder. Raises WandbFailed if W&B refuses, and TrackerFailed
+        for an id other than the folder's."""
         settings = self._settings(run)
         mode, project = settings["mode"], settings["project"]
         kept = run.folder / "wandb" / "unirl-run.json"
-        run_id = self._id_to_use(kept, asked=settings.pop("run_id"), resumed=run.resumed_at is not None)
+        asked, resumed = settings.pop("run_id"), run.resumed_at is not None
+        run_id = kept_id(kept, asked=asked, resumed=resumed, key="tracker.wandb")
         if mode != "disabled":
             # W&B would fall back to a temporary folder when it cannot make this one; here that is an error.
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -113,23 +115,6 @@ class WandbTracker:
         result = default | kept | {name: value for name, value in recipe.items() if value}
         return {"silent": result["mode"] != "online", **result}
 
-    def _id_to_use(self, kept: Path, *, asked: str | None, resumed: bool) -> str | None:
-        if not resumed or not kept.exists():
-            return asked
-        try:
-            result = str(json.loads(kept.read_text(encoding="utf-8"))["id"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise WandbFailed(
-                f"{kept} does not hold a W&B run id ({error}). Delete it to go on as a new W&B run, "
-                'or write {"id": "<run id>"} into it.'
-            ) from error
-        if asked not in (None, result):
-            raise WandbFailed(
-                f"run_id: got {asked!r}, but this run folder belongs to W&B run {result!r}. "
-                "Leave run_id and WANDB_RUN_ID empty to continue that one."
-            )
-        return result
-
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         if STEP in metrics:
             raise ValueError(f"metrics: {STEP!r} is the name of the axis; give the number another name.")
@@ -168,11 +153,10 @@ def _table(track: Track, lineage: Mapping[str, Media], *, name: str) -> wandb.Ta
     """One row per sample: prompt, parents from the root down, the sample itself as column `name`, reward, and whether a
     length limit ended it."""
     assert track.media is not None
-    table = wandb.Table(columns=["prompt", *lineage, name, "reward", "truncated"])
-    for row, prompt in enumerate(track.inputs.prompts):
-        parents = [_cell(media, row) for media in lineage.values()]
-        reward = None if track.rewards is None else float(track.rewards[row])
-        table.add_data(prompt, *parents, _cell(track.media, row), reward, track.status[row] is Status.TRUNCATED)
+    columns, rows = sample_table(track, {**lineage, name: track.media}, cell=_cell)
+    table = wandb.Table(columns=[*columns])
+    for row in rows:
+        table.add_data(*row)
     return table
 
 
@@ -182,20 +166,8 @@ def _cell(media: Media, row: int, *, caption: str | None = None) -> Any:
         return media.texts[row]
     if media.kind == "audio":
         return None
+    content = pixels(media.array(row)).numpy()
     if media.rate is None:
-        return wandb.Image(_pixels(media.array(row)).numpy(), caption=caption)
-    return wandb.Video(_gif(media.array(row), rate=media.rate), caption=caption, format="gif")
-
-
-def _pixels(images: Array) -> Array:
-    """uint8 [..., H, W, 3] of [..., 3, H, W] in [0, 1]."""
-    return (images.detach().float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).cpu()
-
-
-def _gif(video: Array, *, rate: float) -> io.BytesIO:
-    """A video [F, 3, H, W] as an animation: W&B itself would need moviepy to encode it."""
-    first, *others = (Image.fromarray(frame.numpy()) for frame in _pixels(video))
-    content = io.BytesIO()
-    first.save(content, format="GIF", save_all=True, append_images=others, duration=round(1000 / rate), loop=0)
-    content.seek(0)
-    return content
+        return wandb.Image(content, caption=caption)
+    # Of frames, W&B itself would need moviepy to make a video.
+    return wandb.Video(io.BytesIO(gif(content, rate=media.rate)), caption=caption, format="gif")
