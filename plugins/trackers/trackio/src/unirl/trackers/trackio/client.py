@@ -74,9 +74,10 @@ class TrackioTrackerClient:
         """What the run of this name has logged, one mapping for each call."""
         which: dict[str, Any] = {"project": self._config.project, "run": name, "run_id": self._run.id}
         space, server = resolve_space_id_and_server_url(self._config.space_id or None, self._config.server_url or None)
-        if space is None and server is None:
+        remote = space or server
+        if remote is None:
             return SQLiteStorage.get_logs(**which)
-        base, token = parse_trackio_server_url(server) if server else (space, None)
+        base, token = (remote, None) if space else parse_trackio_server_url(remote)
         client = RemoteClient(base, write_token=token, verbose=False)
         return client.predict(**which, api_name="/get_logs")
 

@@ -21,8 +21,8 @@ class TrackioConfig(PartConfig):
     group: str = ""
     """Group of the run on the page."""
     server_url: str = ""
-    """Server to log to. Empty takes `TRACKIO_SERVER_URL`, else none: files in `TRACKIO_DIR`, else in the run folder. Its
-    token is `TRACKIO_WRITE_TOKEN`."""
+    """Server to log to; its token is `TRACKIO_WRITE_TOKEN`. Empty takes `TRACKIO_SERVER_URL`, else none: files in
+    `TRACKIO_DIR`, else in the run folder."""
     space_id: str = ""
     """Hugging Face Space to log to, created if it does not exist. Empty takes `TRACKIO_SPACE_ID`, else none."""
     max_images: int = limit(16, least=1, hint="run.media_every=0 sends no training samples at all.")
