@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -199,9 +200,13 @@ def test_variables_of_swanlab_win_over_our_defaults_and_the_recipe_over_them(
 def test_what_swanlab_only_prints_as_an_error_is_raised(tmp_path: Path) -> None:
     tracker = build(SwanlabConfig(mode="offline"))
     tracker.start(run_info(tmp_path))
-    # SwanLab takes no such key, prints that, and goes on.
-    tracker.log({".hidden": 1.0}, step=1)
-    with pytest.raises(UniRLError, match=r"\.hidden"):
+    # A folder that cannot be written to, for whomever runs the tests.
+    (media,) = (tmp_path / "swanlab").glob("run-*/media")
+    shutil.rmtree(media)
+    media.write_text("")
+    images = make_samples(Media(kind="image", values=torch.rand(1, 3, 8, 8)), ["a cat"])
+    with pytest.raises(UniRLError, match="media"):
+        tracker.samples("eval", images, step=1, lineage={})
         tracker.finish("done")
 
 

@@ -15,6 +15,8 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ..errors import UniRLError
+
 __all__ = ["MOST_WAITING_BYTES", "main", "without_secrets"]
 
 MOST_WAITING_BYTES = 2**28
@@ -41,7 +43,8 @@ def main() -> None:
                 calls.reply(number, result=result)
     except Exception as error:  # noqa: BLE001 - the run gets it
         print(without_secrets(traceback.format_exc(), calls.secrets), file=sys.stderr, flush=True)
-        text = without_secrets(f"{type(error).__name__}: {error}", calls.secrets)
+        text = str(error) if isinstance(error, UniRLError) else f"{type(error).__name__}: {error}"
+        text = without_secrets(text, calls.secrets)
         calls.reply(number, error=text)
         if client is not None and method not in ("start", "finish"):
             calls.end_soon()

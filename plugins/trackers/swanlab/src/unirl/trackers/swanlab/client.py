@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from unirl.core.observe.client_process import TrackerFailed
@@ -25,6 +25,8 @@ STATES: Mapping[str, Literal["success", "aborted", "crashed"]] = {
     "stopped": "aborted",
     "failed": "crashed",
 }
+LOSSES = ("skipping", "skipped", "refusing", "Failed to")
+"""Words of SwanLab's warnings that say that something is not logged."""
 
 
 class SwanlabTrackerClient:
@@ -40,14 +42,20 @@ class SwanlabTrackerClient:
         self._problems: list[str] = []
         self._known: set[tuple[str, int]] = set()
         """Key and step of what earlier sessions of this run wrote here."""
-        shown = console.error
+        # SwanLab raises nothing once a run has begun: what it loses it prints.
+        console.error = self._watched(console.error, ())
+        console.warning = self._watched(console.warning, LOSSES)
 
-        def error(*words: Any, **options: Any) -> None:
-            self._problems.append(" ".join(map(str, words)))
+    def _watched(self, shown: Callable[..., None], losses: Sequence[str]) -> Callable[..., None]:
+        """A function that prints, and keeps the text if it has one of these words, or in any case without any."""
+
+        def watched(*words: Any, **options: Any) -> None:
+            text = " ".join(map(str, words or options.get("console_args", ())))
+            if not losses or any(loss in text for loss in losses):
+                self._problems.append(text)
             shown(*words, **options)
 
-        # SwanLab raises nothing once a run has begun: what it loses it prints as an error.
-        console.error = error
+        return watched
 
     def _check(self) -> None:
         """Raise TrackerFailed for what went wrong since the last call."""
