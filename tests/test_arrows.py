@@ -15,7 +15,7 @@ MEMBERS = sorted(
     path.parent for path in [*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("plugins/*/*/pyproject.toml")]
 )
 
-HOSTS = {"unirl.model_host", "unirl.engine_host", "unirl.train_host", "unirl.transfer"}
+HOSTS = {"unirl.model_host", "unirl.engine_host", "unirl.train_host", "unirl.tracker_host", "unirl.transfer"}
 ALLOWED = {
     "unirl.core": set[str](),
     "unirl.numerics": {"unirl.core"},
@@ -23,6 +23,7 @@ ALLOWED = {
     "unirl.model_host": {"unirl.core", "unirl.numerics"},
     "unirl.engine_host": {"unirl.core", "unirl.numerics", "unirl.model_host"},
     "unirl.train_host": {"unirl.core", "unirl.numerics"},
+    "unirl.tracker_host": {"unirl.core"},
     "unirl.transfer": {"unirl.core", "unirl.numerics"},
     "unirl.launchers.ray": {"unirl.core", "unirl.numerics", "unirl.loop", *HOSTS},
     "unirl.tools": {"unirl.core", "unirl.numerics", "unirl.loop", "unirl.model_host"},

@@ -31,8 +31,6 @@ class Tracker(Protocol):
     """Shows a run somewhere. Build: `build(config) -> Tracker`. Driven by the events of the run.
 
     `unirl.core.observe.caption.captions` writes prompt, reward and truncation of samples as lines of text.
-    `unirl.core.observe.client_tracker.ClientTracker` is one whose library runs in a process of its own, so that a run
-    never waits for a server.
     """
 
     def start(self, run: RunInfo) -> None: ...

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from PIL import Image
-from unirl.core.observe.shown import Shown
 from unirl.core.roles import RunInfo
-from unirl.numerics.animation import gif
+from unirl.tracker_host.animation import gif
+from unirl.tracker_host.shown import Shown
 
 from mlflow.entities import Experiment, Metric, Param, RunTag
 from mlflow.environment_variables import MLFLOW_EXPERIMENT_ID, MLFLOW_EXPERIMENT_NAME, MLFLOW_TRACKING_URI
@@ -30,7 +30,7 @@ MAX_METRICS, MAX_PARAMS, MAX_KEY = 1000, 100, 250
 
 
 class MlflowTrackerClient:
-    """A `unirl.core.observe.client_tracker.TrackerClient`.
+    """A `unirl.tracker_host.client_tracker.TrackerClient`.
 
     Numbers are metrics by step, settings are params, images are MLflow's images by key and step. Prompts, texts and
     rewards are a table, `samples/<key>/step-000010.json`, with the animations of videos beside it.

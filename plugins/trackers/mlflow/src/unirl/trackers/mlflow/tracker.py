@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from unirl.core.observe.client_tracker import ClientTracker
 from unirl.core.specs.check import check_config
+from unirl.tracker_host.client_tracker import ClientTracker
 
 from .config import MlflowConfig
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from unirl.core.observe.client_process import TrackerFailed
-from unirl.core.observe.shown import Shown
 from unirl.core.roles import RunInfo
-from unirl.numerics.animation import gif
+from unirl.tracker_host.animation import gif
+from unirl.tracker_host.client_process import TrackerFailed
+from unirl.tracker_host.shown import Shown
 
 import swanlab
 from swanlab.proto.swanlab.record.v1.record_pb2 import Record
@@ -30,7 +30,7 @@ LOSSES = ("skipping", "skipped", "refusing", "Failed to")
 
 
 class SwanlabTrackerClient:
-    """A `unirl.core.observe.client_tracker.TrackerClient`.
+    """A `unirl.tracker_host.client_tracker.TrackerClient`.
 
     Numbers are logged by step; images and videos with their captions under `<key>`, texts under `<key>/texts`. Findings
     are in the settings of the run.

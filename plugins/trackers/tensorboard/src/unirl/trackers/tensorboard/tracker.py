@@ -16,7 +16,7 @@ from unirl.core.types.array import Array
 from unirl.core.types.event import Event
 from unirl.core.types.media import Media
 from unirl.core.types.track import Status, Track
-from unirl.numerics.animation import gif
+from unirl.tracker_host.animation import gif
 
 from tensorboard.compat.proto import summary_pb2
 

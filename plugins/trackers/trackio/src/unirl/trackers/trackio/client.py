@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from unirl.core.observe.client_process import TrackerFailed
-from unirl.core.observe.shown import Shown
 from unirl.core.roles import RunInfo
-from unirl.numerics.animation import gif
+from unirl.tracker_host.animation import gif
+from unirl.tracker_host.client_process import TrackerFailed
+from unirl.tracker_host.shown import Shown
 
 import trackio
 from trackio.remote_client import RemoteClient
@@ -24,7 +24,7 @@ __all__ = ["TrackioTrackerClient"]
 
 
 class TrackioTrackerClient:
-    """A `unirl.core.observe.client_tracker.TrackerClient`.
+    """A `unirl.tracker_host.client_tracker.TrackerClient`.
 
     Numbers are logged by step, images and videos under `<key>/00` and so on with their captions, texts as the table
     `<key>/texts`, and samples with parents also as the table `<key>/samples`. Findings and the status are alerts.

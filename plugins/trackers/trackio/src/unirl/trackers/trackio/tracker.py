@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from unirl.core.observe.client_tracker import ClientTracker
 from unirl.core.specs.check import check_config
+from unirl.tracker_host.client_tracker import ClientTracker
 
 from .config import TrackioConfig
 

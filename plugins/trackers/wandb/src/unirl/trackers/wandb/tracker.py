@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from unirl.core.observe.caption import captions
-from unirl.core.observe.client_process import TrackerFailed
-from unirl.core.observe.client_tracker import kept_id
-from unirl.core.observe.shown import pixels, sample_table
 from unirl.core.roles import RunInfo
 from unirl.core.specs.check import check_config
 from unirl.core.types.event import Event
 from unirl.core.types.media import Media
 from unirl.core.types.track import Track
-from unirl.numerics.animation import gif
+from unirl.tracker_host.animation import gif
+from unirl.tracker_host.client_process import TrackerFailed
+from unirl.tracker_host.client_tracker import kept_id
+from unirl.tracker_host.shown import pixels, sample_table
 
 import wandb
 

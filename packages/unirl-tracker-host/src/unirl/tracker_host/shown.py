@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..types.track import Status
+from unirl.core.types.track import Status
 
 if TYPE_CHECKING:
-    from ..types.array import Array
-    from ..types.media import Media
-    from ..types.track import Track
+    from unirl.core.types.array import Array
+    from unirl.core.types.media import Media
+    from unirl.core.types.track import Track
 
 __all__ = ["Shown", "pixels", "sample_table"]
 

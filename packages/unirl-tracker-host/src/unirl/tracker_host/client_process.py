@@ -13,7 +13,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from ..errors import UniRLError
+from unirl.core.errors import UniRLError
+
 from .client_main import without_secrets
 
 __all__ = ["ClientProcess", "TrackerFailed"]
@@ -54,7 +55,7 @@ class ClientProcess:
         self._connection, other = Pipe()
         with other, log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "unirl.core.observe.client_main", str(other.fileno())],
+                [sys.executable, "-P", "-m", "unirl.tracker_host.client_main", str(other.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ..roles import RunInfo
-from .caption import captions
+from unirl.core.observe.caption import captions
+from unirl.core.roles import RunInfo
+
 from .client_process import ClientProcess, TrackerFailed
 from .shown import Shown, pixels, sample_table
 
 if TYPE_CHECKING:
-    from ..types.event import Event
-    from ..types.media import Media
-    from ..types.track import Track
+    from unirl.core.types.event import Event
+    from unirl.core.types.media import Media
+    from unirl.core.types.track import Track
 
 __all__ = ["ClientTracker", "TrackerClient", "kept_id"]
 

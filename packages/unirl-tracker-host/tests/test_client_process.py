@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from unirl.core.observe.client_process import ClientProcess, TrackerFailed
-from unirl.core.observe.client_tracker import kept_id
+from unirl.tracker_host.client_process import ClientProcess, TrackerFailed
+from unirl.tracker_host.client_tracker import kept_id
 
 LIBRARY = """
 import time
@@ -109,7 +109,7 @@ def test_a_run_that_is_killed_is_a_failed_one_whose_calls_are_done(
     client: Callable[[], ClientProcess], tmp_path: Path
 ) -> None:
     script = (
-        "import os, sys\nfrom pathlib import Path\nfrom unirl.core.observe.client_process import ClientProcess\n"
+        "import os, sys\nfrom pathlib import Path\nfrom unirl.tracker_host.client_process import ClientProcess\n"
         "process = ClientProcess('acme_library:Client', sys.argv[1], log=Path(sys.argv[1]) / 'client.log')\n"
         "process.call('start', 1, timeout_s=30)\nprocess.send('log', 3, wait_s=0.2)\nos.kill(os.getpid(), 9)\n"
     )

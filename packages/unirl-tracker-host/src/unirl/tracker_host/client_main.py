@@ -15,7 +15,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..errors import UniRLError
+from unirl.core.errors import UniRLError
 
 __all__ = ["MOST_WAITING_BYTES", "main", "without_secrets"]
 
