@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -58,7 +58,9 @@ class Sample:
     parent: Path | None = None
     """File of the sample that it was made from; None for one made from a prompt."""
     inputs: tuple[Path, ...] = ()
-    """Images that its prompt refers to."""
+    """Images that its prompt refers to, scaled down."""
+    media: tuple[MediaRef, ...] = ()
+    """All media that its prompt refers to, as the prompt file has them; none in runs before this report."""
 
     @property
     def question(self) -> tuple[str, tuple[Path, ...]]:
@@ -138,6 +140,7 @@ class MediaFolder:
                 "parent": of[row],
                 # A child shows its parent instead.
                 "inputs": [] if track.parent_track else self._asked(track.inputs.media[row]),
+                "media": [] if track.parent_track else [asdict(ref) for ref in track.inputs.media[row]],
             }
             for row, name in zip(rows, names, strict=True)
         ]
@@ -267,4 +270,8 @@ def _sample(index: Path, item: Recorded) -> Sample:
         parent=None if parent is None else index.parent / parent,
         # Runs before this report have none.
         inputs=tuple(place(name) for name in item.texts("inputs")),
+        media=tuple(
+            MediaRef(modality=ref.text("modality"), role=ref.text("role"), uri=ref.text("uri"))
+            for ref in item.sections("media")
+        ),
     )

@@ -2,71 +2,36 @@
 
 from __future__ import annotations
 
-import ipaddress
-import socket
-import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import resources
 from pathlib import Path
-from typing import Any, cast
-from urllib.parse import quote, unquote, urlsplit
+from typing import cast
+from urllib.parse import quote
 
 from unirl.core.disk import is_inside
-from unirl.core.errors import RecipeError
-from unirl.core.strict_json import strict_json
 
+from ..local_server import TYPES, LocalHandler, LocalServer, Reply, json_reply, missing, page_file, port_refused
 from ..media import MEDIA
-from ..theme import style_variables
 from .library import Library
 from .live_run import LiveRun
 from .replies import curves, details, path_of, row, sample_steps, samples
 
-__all__ = ["PAGE", "ViewServer", "page_file", "start_server"]
+__all__ = ["PAGE", "ViewServer", "start_server"]
 
 PAGE = {
-    "index.html": "text/html; charset=utf-8",
-    "view.css": "text/css; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-    "maths.js": "text/javascript; charset=utf-8",
-    "parts.js": "text/javascript; charset=utf-8",
-    "view.js": "text/javascript; charset=utf-8",
+    name: TYPES[Path(name).suffix] for name in ("index.html", "view.css", "icon.svg", "maths.js", "parts.js", "view.js")
 }
 """Files of the page -> their types."""
 SHOWN = {".png": "image/png", ".webp": "image/webp"}
 """Suffixes of the files of a run that are served -> their types."""
 READING_S = 0.5
 """Seconds of reading new events that an answer waits for; what is left is read beside."""
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 
 
-class ViewServer(ThreadingHTTPServer):
+class ViewServer(LocalServer):
     """Serves a library until `shutdown`."""
-
-    daemon_threads = True
 
     def __init__(self, library: Library, *, host: str, port: int) -> None:
         self.library = library
-        self.names = {"localhost", socket.gethostname().lower(), host.lower()}
-        """Host names under which it answers, beside any address: another name would be that of a foreign page."""
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), _Handler)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        # A browser that leaves a page drops its requests.
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
-
-    @property
-    def url(self) -> str:
-        host, port = str(self.server_address[0]), self.server_address[1]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        super().__init__(_Handler, host=host, port=port)
 
 
 def start_server(library: Library, *, host: str, port: int) -> ViewServer:
@@ -77,65 +42,17 @@ def start_server(library: Library, *, host: str, port: int) -> ViewServer:
     try:
         return ViewServer(library, host=host, port=port)
     except OSError as error:
-        raise RecipeError(
-            f"--port {port} on {host}: {error.strerror}. Give another one with --port, or --port 0 for a free one."
-        ) from error
+        raise port_refused(error, host=host, port=port) from error
 
 
-def page_file(name: str) -> bytes:
-    """A file of the page. The style sheet begins with the colours."""
-    content = resources.files("unirl.trackers.report.view").joinpath("page", name).read_text(encoding="utf-8")
-    return (f"{style_variables()}\n{content}" if name == "view.css" else content).encode()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server_version, sys_version = "unirl-view", ""
-    protocol_version = "HTTP/1.1"
-    timeout = 30
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, the name in the class above
-        """Nothing: the page asks every two seconds."""
-
-    def _answer(self, *, with_body: bool) -> None:
+class _Handler(LocalHandler):
+    def reply(self, parts: list[str]) -> Reply:
         library = cast("ViewServer", self.server).library
-        if not self._is_asked_by_name():
-            status, kind, content = 403, "text/plain", b"This host name is not one of this server.\n"
-        else:
-            parts = [unquote(part, errors="replace") for part in self.path.partition("?")[0].split("/")[1:]]
-            with library.lock:
-                status, kind, content = _reply(library, parts)
-        self.send_response(status)
-        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(content)
-
-    def _is_asked_by_name(self) -> bool:
-        """Whether the request names this machine: a page elsewhere can make its own name lead here."""
-        try:
-            name = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        except ValueError:
-            return False
-        return name in cast("ViewServer", self.server).names or _is_address(name)
+        with library.lock:
+            return _reply(library, parts)
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _reply(library: Library, parts: list[str]) -> tuple[int, str, bytes]:
-    """Status, type and content of a path."""
+def _reply(library: Library, parts: list[str]) -> Reply:
     match parts:
         case [""]:
             return 200, PAGE["index.html"], page_file("index.html")
@@ -148,14 +65,14 @@ def _reply(library: Library, parts: list[str]) -> tuple[int, str, bytes]:
             library.look()
             if is_more := library.read(seconds=READING_S):
                 library.read_on()
-            return _json({"runs": {name: row(run) for name, run in library.runs.items()}, "is_more": is_more})
+            return json_reply({"runs": {name: row(run) for name, run in library.runs.items()}, "is_more": is_more})
         case ["api", "runs", name, *rest] if name in library.runs:
             result = _of_run(library.runs[name], name, rest)
-            return _missing() if result is None else _json(result)
+            return missing() if result is None else json_reply(result)
         case ["media", name, *rest] if name in library.runs and rest:
             return _media(library.runs[name], rest)
         case _:
-            return _missing()
+            return missing()
 
 
 def _of_run(run: LiveRun, name: str, rest: list[str]) -> object:
@@ -172,22 +89,14 @@ def _of_run(run: LiveRun, name: str, rest: list[str]) -> object:
             return None
 
 
-def _media(run: LiveRun, rest: list[str]) -> tuple[int, str, bytes]:
+def _media(run: LiveRun, rest: list[str]) -> Reply:
     folder = run.folder / MEDIA
     file = Path(folder, *rest)
     kind = SHOWN.get(file.suffix)
     # Parts with a slash or a link may lead anywhere.
     if kind is None or not is_inside(folder, run.folder) or not is_inside(file, folder) or not file.is_file():
-        return _missing()
+        return missing()
     try:
         return 200, kind, file.read_bytes()
     except OSError:
-        return _missing()
-
-
-def _json(value: object) -> tuple[int, str, bytes]:
-    return 200, "application/json", strict_json(value, separators=(",", ":")).encode()
-
-
-def _missing() -> tuple[int, str, bytes]:
-    return 404, "text/plain", b"There is nothing at this address.\n"
+        return missing()

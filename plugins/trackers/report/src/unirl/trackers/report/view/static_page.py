@@ -11,12 +11,13 @@ from unirl.core.disk import replace_bytes, writing
 from unirl.core.errors import RecipeError
 from unirl.core.strict_json import strict_json
 
+from ..local_server import page_file
 from ..media import MEDIA
 from ..page import spread
 from .library import Library
 from .live_run import LiveRun
 from .replies import Key, curves, details, row, sample_steps, samples
-from .server import PAGE, page_file
+from .server import PAGE
 
 __all__ = ["write_static"]
 
