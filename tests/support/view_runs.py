@@ -1,4 +1,4 @@
-"""Run folders made by hand, for tests of `unirl view`."""
+"""Run folders made by hand, for tests of `unirl view` and `unirl vote`."""
 
 from __future__ import annotations
 
@@ -58,4 +58,26 @@ def with_samples(folder: Path) -> Path:
         {**note, "kind": "images", "key": "eval/image", "samples": [image]},
     )
     (media / "index.jsonl").write_text(lines(events))
+    return folder
+
+
+def with_images(folder: Path, key: str, at: int, samples: Iterable[Mapping[str, Any]]) -> Path:
+    """Images of a step under a key, in addition to those that are there.
+
+    samples: fields of the index. `colour`, a number, and `size` are those of the image; equal ones are equal files.
+    """
+    media = folder / "media"
+    (media / f"step-{at:06d}").mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for number, sample in enumerate(samples):
+        fields = dict(sample)
+        colour, size = fields.pop("colour"), fields.pop("size", 4)
+        name = f"step-{at:06d}/{key.replace('/', '-')}-{number:02d}.png"
+        image = Image.new("RGB", (size, size), (colour % 256, colour // 256 % 256, colour // 65536))
+        image.save(media / name)
+        fixed = {"file": name, "reward": None, "is_truncated": False, "parent": None, "inputs": [], "media": []}
+        rows.append({**fixed, **fields})
+    event = {"kind": "images", "key": key, "step": at, "time": 1.0, "num_left_out": 0, "samples": rows}
+    with (media / "index.jsonl").open("a") as file:
+        file.write(lines([event]))
     return folder

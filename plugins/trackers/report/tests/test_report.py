@@ -308,6 +308,7 @@ def test_images_are_saved_as_png_with_an_index(finished: Path):
         "is_truncated": False,
         "parent": None,
         "inputs": [],
+        "media": [],
     }
     with Image.open(finished / "media" / "step-000000" / "eval-00.png") as image:
         assert image.size == (12, 8) and image.convert("RGB").getpixel((0, 0)) == (96, 96, 96)

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 from small_runs import run
 from unirl.trackers.report.view.library import Library
 from unirl.trackers.report.view.server import start_server
@@ -21,9 +21,6 @@ from view_runs import END, start, step, with_samples, write
 
 pytestmark = pytest.mark.slow
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-WAIT_MS = 60_000
-expect.set_options(timeout=WAIT_MS)
 SMALL = (
     "run.media_every=1",
     "data.prompts_per_step=2",
@@ -40,36 +37,6 @@ IMAGES = (
     "advantage.constant_reward=skip",
 )
 JOINT = (*SMALL, "run.max_steps=1", "stages.rewrite.samples=4", "stages.image.samples=2", "eval.samples_per_prompt=1")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("not run: no Chromium on this machine (chromium, chromium-browser or google-chrome in PATH)")
-    with sync_playwright() as playwright:
-        # Its sandbox needs user namespaces, which containers often lack; the pages are ours.
-        result = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield result
-        result.close()
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page whose messages on the console, errors and requests elsewhere fail the test."""
-    problems: list[str] = []
-    result = browser.new_page(viewport={"width": 1280, "height": 900})
-    result.set_default_timeout(WAIT_MS)
-    result.on("console", lambda message: problems.append(message.text))
-    result.on("pageerror", lambda error: problems.append(str(error)))
-    result.on("dialog", lambda dialog: problems.append(dialog.message))
-    result.on("request", lambda request: None if is_local(request.url) else problems.append(request.url))
-    yield result
-    result.close()
-    assert problems == []
-
-
-def is_local(url: str) -> bool:
-    return url.startswith(("http://127.0.0.1:", "file:///"))
 
 
 @pytest.fixture(scope="module")
