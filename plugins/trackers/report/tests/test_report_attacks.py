@@ -126,6 +126,7 @@ def test_a_value_that_is_no_value_of_a_run_is_refused_with_file_line_and_key(
         (("samples", 0, "reward"), "1", "samples[0].reward: got '1', expected a number"),
         (("samples", 0, "is_truncated"), 1, "samples[0].is_truncated: got 1, expected true or false"),
         (("samples", 0, "inputs"), "b.png", "samples[0].inputs: got 'b.png', expected a list"),
+        (("samples", 0, "media"), [{"role": "source"}], "samples[0].media[0].modality: got none, expected a text"),
         (("samples", 0, "file"), "gone.png", "index.jsonl:1: it names gone.png, which is missing"),
         (("samples", 0, "file"), "a\0.png", "samples[0].file: got 'a\\x00.png', expected a file in"),
         *(

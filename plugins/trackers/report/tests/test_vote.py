@@ -1,4 +1,4 @@
-"""`unirl vote`: which images are compared, that nothing tells them apart, what is stored, and the win rate."""
+"""`unirl vote`: which images are compared, that nothing tells them apart, and what is stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unirl.core.errors import RecipeError
 from unirl.core.types.data import MediaRef
 from unirl.trackers.report.history import RunFolderError, read_history
 from unirl.trackers.report.vote.pairs import VotePair, held_out_pairs, training_pairs
-from unirl.trackers.report.vote.result import result_facts, result_lines, win_rate
+from unirl.trackers.report.vote.result import result_facts
 from unirl.trackers.report.vote.session import VotingSession
 from unirl.trackers.report.vote.votes_file import VotedRun, VotesFile, opened, pairs_file, read_votes
 from view_runs import END, STAGES, start, step, with_images, with_samples, write
@@ -288,13 +288,10 @@ def test_voting_continues_where_it_ended_after_a_crash_within_a_line(run: Path, 
     with voting(path, [run], pairs) as file:
         session = VotingSession(pairs, file)
         assert (session.state()["done"], session.state()["total"], session.state()["pair"]) == (2, 24, 2)
-        assert path.read_bytes() == whole and len(read_prompts(pairs_file(path))) == 1
+        assert len(read_prompts(pairs_file(path))) == 1
         session.vote(2, "right")
+        assert path.read_bytes().startswith(whole) and len(read_votes(path).cast) == 3
         assert session.undo(3)["pair"] == 2 and session.undo(2)["pair"] == 1
-    for content in (b"", b'{"kind":"voti'):
-        path.write_bytes(content)
-        with voting(path, [run], pairs) as file:
-            assert file.votes.cast == ()
 
 
 def test_a_run_that_grew_has_new_pairs_and_none_twice(run: Path, tmp_path: Path) -> None:
@@ -356,8 +353,10 @@ def test_a_votes_file_that_does_not_fit_is_refused(run: Path, tmp_path: Path) ->
             pass
         assert says in str(caught.value) and path.read_bytes() == content
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "notes.txt").write_text("without an end of line")
     for name, says in (
         ("prompts.jsonl", "prompts.jsonl:1: no event"),
+        ("notes.txt", "does not begin with the runs"),
         ("first/events.jsonl", "does not begin with the runs"),
         ("first", "it cannot be written: Is a directory"),
         ("prompts.jsonl/votes.jsonl", "it cannot be written: "),
@@ -391,46 +390,3 @@ def test_a_line_that_is_no_vote_is_refused(tmp_path: Path, line: dict[str, Any],
     with pytest.raises(RecipeError) as caught:
         read_votes(path)
     assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("wins", "count", "low", "high"), [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)]
-)
-def test_the_interval_is_that_of_a_published_table(wins: int, count: int, low: float, high: float) -> None:
-    """Newcombe, Statistics in Medicine 17 (1998), table I, method 3: to four digits."""
-    result = win_rate(wins=wins, ties=0, losses=count - wins)
-    assert (round(result.low, 4), round(result.high, 4)) == (low, high)
-    mirrored = win_rate(wins=count - wins, ties=0, losses=wins)
-    assert (mirrored.low, mirrored.high) == pytest.approx((1 - result.high, 1 - result.low), abs=1e-12)
-
-
-@pytest.mark.parametrize(("wins", "ties", "losses"), [(10, 5, 3), (0, 7, 0), (1, 0, 0), (40, 20, 0)])
-def test_the_ends_of_the_interval_are_where_a_coin_would_be_z_away(wins: int, ties: int, losses: int) -> None:
-    """|p - q| = z sqrt(q (1 - q) / n), with the 0.975 quantile of the normal distribution to 12 digits."""
-    result = win_rate(wins=wins, ties=ties, losses=losses)
-    count = wins + ties + losses
-    assert result.rate == (2 * wins + ties) / (2 * count)
-    for end in (result.low, result.high):
-        # An end at 0 or 1 is one to rounding.
-        distance = 1.959963984540 * math.sqrt(max(0.0, end * (1 - end)) / count)
-        assert abs(result.rate - end) == pytest.approx(distance, abs=1e-7)
-
-
-def test_no_votes_have_no_win_rate() -> None:
-    with pytest.raises(ValueError, match="got 0 wins, 0 ties and 0 losses"):
-        win_rate(wins=0, ties=0, losses=0)
-
-
-def test_the_result_says_who_won(two: tuple[Path, Path], tmp_path: Path) -> None:
-    path, pairs = tmp_path / "votes.jsonl", held_out(two)
-    with voting(path, two, pairs) as file:
-        assert result_facts(file.votes)["win_rate"] is None and len(result_lines(file.votes)) == 3
-        for number, preferred in enumerate([1] * 10 + [0] * 3 + [None] * 5):
-            file.add(pairs[number], left=0, preferred=preferred)
-        # p = 12.5 / 18; by hand, with z = 1.96: (0.69444 + 0.10671 +- 0.23806) / 1.21341.
-        assert list(result_lines(file.votes)) == [
-            "18 votes, 5 of them ties; left preferred in 3 of 13",
-            f"3 for A ({two[0]})",
-            f"10 for B ({two[1]})",
-            "B wins 69.4%, ties counted as half; 95 % interval 46.4% to 85.6% (Wilson)",
-        ]

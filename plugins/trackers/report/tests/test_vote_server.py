@@ -19,6 +19,7 @@ from pages import ROOT
 from PIL import Image
 from unirl.core.cli import main
 from unirl.trackers.report.history import read_history
+from unirl.trackers.report.vote.command import vote
 from unirl.trackers.report.vote.pairs import held_out_pairs
 from unirl.trackers.report.vote.server import PAGE, VoteServer, start_server
 from unirl.trackers.report.vote.session import VotingSession
@@ -265,3 +266,12 @@ def test_a_killed_command_has_its_votes_and_an_interrupted_one_prints_the_result
         main(["vote", "--result", str(votes)])
     assert caught.value.code == 0
     assert capsys.readouterr().out == "3 votes, 1 of them ties; left preferred in 1 of 2\n"
+
+
+SHOWN = re.findall(r"^    unirl vote (.*?)(?:\s+#.*)?$", "".join(map(Path.read_text, PAGES)), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", sorted(set(SHOWN)))
+def test_a_command_that_a_page_shows_has_options_that_are_there(words: str) -> None:
+    """They are run in tests/test_shown_votes.py."""
+    assert vote.make_context("vote", words.split()).params["file"] is not None

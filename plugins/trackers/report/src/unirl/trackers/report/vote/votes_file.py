@@ -67,6 +67,7 @@ def read_votes(path: Path) -> Votes:
         if not events or events[0].kind != "voting":
             raise ValueError(f"{path}: it does not begin with the runs that were voted on.")
         begin = Recorded(where=events[0].read_from, values=events[0].data)
+        seed = begin.count("seed")
         runs = tuple(
             VotedRun(folder=Path(run.text("folder")), began=run.number("began")) for run in begin.sections("runs")
         )
@@ -85,7 +86,7 @@ def read_votes(path: Path) -> Votes:
         raise RecipeError(f"{path}: no such file of votes.") from error
     except (ValueError, OSError) as error:
         raise RecipeError(f"{path}: it cannot be read as votes: {error}") from error
-    return Votes(runs=runs, seed=begin.count("seed"), cast=tuple(cast), num_recorded=recorded)
+    return Votes(runs=runs, seed=seed, cast=tuple(cast), num_recorded=recorded)
 
 
 def pairs_file(path: Path) -> Path:
@@ -112,9 +113,7 @@ def opened(path: Path, runs: Sequence[VotedRun], pairs: Sequence[VotePair], *, s
             raise RecipeError(
                 f"--votes {path}: another `unirl vote` is writing to it; end that one, or give another file."
             ) from error
-        # Without a line that a crash cut off.
-        EventStream(path).close()
-        if path.stat().st_size == 0:
+        if lock.tell() == 0:
             begin = [{"folder": str(run.folder), "began": run.began} for run in runs]
             _append(path, "voting", runs=begin, seed=seed)
         votes = read_votes(path)

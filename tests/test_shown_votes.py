@@ -1,0 +1,62 @@
+"""The page about votes does what it says: samples, votes by a rule, Diffusion-DPO on them, and votes on the result."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import ROOT
+from small_runs import events
+from unirl.core.cli import main
+from voters import VoteClient, by_reward
+
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
+PAGE = ROOT / "docs/how-to/vote.md"
+
+
+def vote(words: list[str]) -> str:
+    """What `unirl vote` prints when all pairs have the vote of somebody who goes by the reward."""
+    command = [Path(sys.executable).with_name("unirl"), "vote", *words, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        url = next(word for word in process.stderr.readline().split() if word.startswith("http://"))
+        VoteClient(url).vote_on_all(by_reward(*(Path(word) for word in words if word.startswith("runs/"))))
+        process.send_signal(signal.SIGINT)
+        result = process.stdout.read()
+        process.stderr.read()
+    assert process.returncode == 0
+    return result
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_diffusion_dpo_on_votes_by_a_rule_raises_what_the_rule_looks_at(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All commands of the page, in its order."""
+    monkeypatch.chdir(tmp_path)
+    printed = ""
+    for command in re.findall(r"^    (unirl [^\n]*)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        words = shlex.split(command)[1:]
+        if words[0] == "vote" and "--result" not in words:
+            printed = vote(words[1:])
+            continue
+        with pytest.raises(SystemExit) as caught:
+            main([*words, *([f"run.seed={seed}"] if words[0] == "train" else [])])
+        output = capsys.readouterr()
+        assert caught.value.code == 0, f"{command}: {output.err}"
+        if words[0] == "vote":
+            assert output.out == printed
+    rows = [json.loads(line) for line in (tmp_path / "votes-pairs.jsonl").read_text().splitlines()]
+    assert len(rows) >= 50
+    before, after = (
+        events(tmp_path / "runs" / name, "evaluated")[-1]["metrics"]["score_mean"] for name in ("before", "after")
+    )
+    assert after > before
+    assert (match := re.search(r"B wins ([\d.]+)%", printed)) is not None and float(match[1]) > 50
