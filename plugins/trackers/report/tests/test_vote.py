@@ -128,16 +128,20 @@ def test_two_runs_are_compared_on_the_same_prompt_and_noise_of_their_last_evalua
     assert all(len({pair.prompt for pair in pairs[at : at + 2]}) == 2 for at in range(0, 40, 2))
 
 
-def test_of_several_stages_the_prompt_is_that_of_the_first(tmp_path: Path) -> None:
-    """One rewrite each, of other words."""
+def test_images_of_several_stages_are_compared_and_are_no_pairs_to_train_on(tmp_path: Path) -> None:
+    """One rewrite each."""
     folders = [tmp_path / "one", tmp_path / "other"]
     for number, folder in enumerate(folders):
         with_samples(a_run(folder, stages=STAGES))
-        child = {"sample": "r0/p/0/image-0", "prompt": f"rewritten {number}", "parent": "step-000000/r.txt"}
+        child = {"sample": "r0/p/0/image-0", "prompt": "p", "parent": "step-000000/r.txt"}
         index = folder / "media" / "index.jsonl"
         index.write_text(index.read_text().splitlines()[0] + "\n")
         with_images(folder, "eval/image", 0, [{**child, "colour": number}])
-    assert [pair.prompt for pair in held_out(folders)] == ["p"]
+        with_images(folder, "train/image", 0, [{**child, "colour": number}, {**child, "colour": number + 2}])
+    (pair,) = held_out(folders)
+    assert (pair.prompt, colour(pair.first.file), colour(pair.second.file)) == ("p", 0, 1)
+    with pytest.raises(RunFolderError, match="images of 'image' are made from samples of another stage"):
+        pairs_of(folders[0])
 
 
 def test_pairs_keep_what_an_editing_prompt_refers_to(run: Path, tmp_path: Path) -> None:
@@ -170,8 +174,7 @@ def without(name: str, **settings: Any) -> Mapping[str, Any]:
         (without("tracker"), None, "got tracker 'report' off"),
         (without("run", media_every=0), None, "run.media_every=0. The report saves"),
         (without("data", samples_per_prompt=1), samples(("p", "q"), 1), "data.samples_per_prompt=1. Train with"),
-        (RESOLVED, samples(("p",), 2, parent="step-000001/train-01.png"), "are made from other images"),
-        (RESOLVED, samples(("p",), 2, parent="nowhere.png"), "are made from other images"),
+        (RESOLVED, samples(("p",), 2, parent="nowhere.txt"), "are made from samples of another stage"),
     ],
 )
 def test_a_run_without_pairs_is_refused_with_the_setting(

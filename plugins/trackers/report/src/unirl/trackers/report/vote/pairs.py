@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from unirl.core.types.data import MediaRef
 
-from ..history import MOST_STAGES, RunHistory
+from ..history import RunHistory
 from ..media import RunFolderError, Sample, open_picture
 
 __all__ = ["Key", "Picture", "VotePair", "held_out_pairs", "training_pairs"]
@@ -99,7 +99,7 @@ def held_out_pairs(first: RunHistory, second: RunHistory, *, seed: int) -> list[
     for (name, prompt), one in sides[0].items():
         if name and (name, prompt) in sides[1]:
             pictures = _picture(first, one), _picture(second, sides[1][name, prompt])
-            found.append((seen[prompt], _pair(one, *pictures, prompt=prompt)))
+            found.append((seen[prompt], _pair(one, *pictures)))
             seen[prompt] += 1
     if not found:
         names = [" ".join(min((prompt, name) for name, prompt in side)) for side in sides]
@@ -119,19 +119,10 @@ def held_out_pairs(first: RunHistory, second: RunHistory, *, seed: int) -> list[
 
 def _last_evaluation(run: RunHistory) -> dict[tuple[str, str], Sample]:
     """Id and prompt -> sample. Samples of one id have the same noise, in every run with this seed. With several stages,
-    prompts are those that the first stage was given."""
+    prompts are those that the first stage was given, and so are those of the index."""
     images = _images(run, "eval")
     last = max(step for step, _ in images)
-    made = _by_file(run)
-    result: dict[tuple[str, str], Sample] = {}
-    for step, sample in images:
-        if step == last:
-            root = sample
-            # Bounded: an index may say anything.
-            for _ in range(MOST_STAGES):
-                root = made.get(root.parent, root)
-            result[sample.name, root.prompt] = sample
-    return result
+    return {(sample.name, sample.prompt): sample for step, sample in images if step == last}
 
 
 def _images(run: RunHistory, key: Literal["train", "eval"]) -> list[tuple[int, Sample]]:
@@ -142,12 +133,10 @@ def _images(run: RunHistory, key: Literal["train", "eval"]) -> list[tuple[int, S
     images = [(batch.step, sample) for batch in batches for sample in batch.samples]
     if any(sample.animation for _, sample in images):
         raise RunFolderError(f"{run.folder}: got videos, expected images: of a video only a strip of frames is saved.")
-    made = _by_file(run)
-    parents = [made.get(sample.parent) for _, sample in images if sample.parent is not None]
-    if key == "train" and any(one is None or one.file.suffix != ".txt" or one.inputs for one in parents):
+    if key == "train" and any(sample.parent is not None for _, sample in images):
         raise RunFolderError(
-            f"{run.folder}: images of {batches[0].key.partition('/')[2]!r} are made from other images of the run, "
-            "which a prompt file of pairs cannot state. Vote on a run whose images are made from prompts."
+            f"{run.folder}: images of {batches[0].key.partition('/')[2]!r} are made from samples of another stage, which "
+            "a prompt file of pairs cannot state. Vote on a run whose images are made from prompts."
         )
     if key == "train" and any(sample.inputs and not sample.media for _, sample in images):
         raise RunFolderError(
@@ -155,10 +144,6 @@ def _images(run: RunHistory, key: Literal["train", "eval"]) -> list[tuple[int, S
             "where these are. Make the samples anew."
         )
     return images
-
-
-def _by_file(run: RunHistory) -> Mapping[Path | None, Sample]:
-    return {sample.file: sample for batch in run.media for sample in batch.samples}
 
 
 def _why_none(run: RunHistory, key: Literal["train", "eval"]) -> str:
@@ -193,10 +178,8 @@ def _picture(run: RunHistory, sample: Sample) -> Picture:
     return Picture(file=sample.file, sha256=digest, name=sample.file.relative_to(run.folder).as_posix())
 
 
-def _pair(sample: Sample, first: Picture, second: Picture, *, prompt: str = "") -> VotePair:
-    return VotePair(
-        prompt=prompt or sample.prompt, first=first, second=second, inputs=sample.inputs, media=sample.media
-    )
+def _pair(sample: Sample, first: Picture, second: Picture) -> VotePair:
+    return VotePair(prompt=sample.prompt, first=first, second=second, inputs=sample.inputs, media=sample.media)
 
 
 def _rounds(count: int) -> Iterator[list[tuple[int, int]]]:
