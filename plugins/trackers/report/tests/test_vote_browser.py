@@ -90,6 +90,7 @@ def test_votes_with_the_keyboard_go_to_the_image_that_was_seen(page: Page, tmp_p
         expect(page.locator("main")).to_contain_text("2 for B")
         expect(page.locator("main")).to_contain_text("after-training")
         expect(page.locator("main")).to_contain_text("B wins 75.0%")
+        expect(page.locator("main")).to_contain_text(f"Saved in {votes}")
         page.goto("about:blank")
     assert [vote.preferred for vote in read_votes(votes).cast] == [1, 1, None, None]
 

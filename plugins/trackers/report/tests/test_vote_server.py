@@ -259,7 +259,7 @@ def test_a_killed_command_has_its_votes_and_an_interrupted_one_prints_the_result
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None and process.stderr is not None
         facts = json.loads(process.stdout.read())
-        assert process.stderr.read() == f"votes: {votes}\npairs: {tmp_path / 'votes-pairs.jsonl'}\n"
+        assert process.stderr.read() == f"saved in {votes} and {tmp_path / 'votes-pairs.jsonl'}\n"
     assert process.returncode == 0
     assert facts == {"runs": [str(run)], "votes": 3, "ties": 1, "left": 1}
     with pytest.raises(SystemExit) as caught:

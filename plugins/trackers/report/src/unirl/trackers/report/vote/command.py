@@ -74,7 +74,7 @@ def _cast(folders: tuple[Path, ...], file: Path, *, limit: int | None, seed: int
     from .pairs import held_out_pairs, training_pairs
     from .server import start_server
     from .session import VotingSession
-    from .votes_file import VotedRun, opened, pairs_file
+    from .votes_file import VotedRun, opened
 
     histories = [read_history(folder.absolute()) for folder in folders]
     if len({folder.resolve() for folder in folders}) < len(folders):
@@ -95,7 +95,5 @@ def _cast(folders: tuple[Path, ...], file: Path, *, limit: int | None, seed: int
             try:
                 server.serve_forever()
             except KeyboardInterrupt:
-                click.echo(f"votes: {file}", err=True)
-        if len(runs) == 1:
-            click.echo(f"pairs: {pairs_file(file)}", err=True)
+                click.echo(f"saved in {' and '.join(map(str, votes.files))}", err=True)
         return votes.votes

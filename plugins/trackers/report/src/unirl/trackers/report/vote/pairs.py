@@ -135,8 +135,8 @@ def _images(run: RunHistory, key: Literal["train", "eval"]) -> list[tuple[int, S
         raise RunFolderError(f"{run.folder}: got videos, expected images: of a video only a strip of frames is saved.")
     if key == "train" and any(sample.parent is not None for _, sample in images):
         raise RunFolderError(
-            f"{run.folder}: images of {batches[0].key.partition('/')[2]!r} are made from samples of another stage, which "
-            "a prompt file of pairs cannot state. Vote on a run whose images are made from prompts."
+            f"{run.folder}: images of {batches[0].key.partition('/')[2]!r} are made from samples of another stage, "
+            "which a prompt file cannot state. Vote on a run whose images are made from prompts."
         )
     if key == "train" and any(sample.inputs and not sample.media for _, sample in images):
         raise RunFolderError(

@@ -80,7 +80,7 @@ class VotingSession:
         number, done = self._asked(), len(votes.cast)
         counts = {"done": done, "total": min(self._most, done + self._num_open())}
         if number is None:
-            return {**counts, "result": list(result_lines(votes)), "file": str(self._file.path)}
+            return {**counts, "result": list(result_lines(votes)), "files": list(map(str, self._file.files))}
         pair = self._pairs[number]
         return {**counts, "pair": number, "prompt": pair.prompt, "num_inputs": len(pair.inputs)}
 

@@ -132,6 +132,11 @@ class VotesFile:
         self._pairs: Mapping[Key, VotePair] = {pair.key: pair for pair in pairs}
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """The votes, and of one run the prompt file of pairs."""
+        return (self.path, pairs_file(self.path))[: 3 - len(self.votes.runs)]
+
+    @property
     def num_of_other_images(self) -> int:
         """Votes on images that the runs do not have any more: they count, and cannot be trained on."""
         return sum(vote.key not in self._pairs for vote in self.votes.cast)

@@ -45,7 +45,7 @@ async function draw() {
   if (state.result) {
     body().replaceChildren(
       make("section", {}, make("h2", {}, "Done"), state.result.map((line) => make("p", { dir: "auto" }, line)),
-        make("p", { class: "faint" }, `Saved in ${state.file}`)),
+        make("p", { class: "faint" }, `Saved in ${state.files.join(" and ")}`)),
       make("div", { class: "others" }, undo));
     isReady = true;
     return;
