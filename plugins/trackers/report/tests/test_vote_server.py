@@ -121,6 +121,8 @@ VOTE = {"pair": 0, "choice": "left"}
         (VOTE, {"Host": "evil.example"}, 403),
         (VOTE, {"Origin": "http://evil.example"}, 403),
         (VOTE, {"Origin": "null"}, 403),
+        (VOTE, {"Origin": "http://["}, 403),
+        (VOTE, {"Origin": ""}, 403),
         # What a form or a page elsewhere can send without being asked.
         (VOTE, {"Content-Type": "text/plain"}, 415),
         (VOTE, {"Content-Type": "application/x-www-form-urlencoded"}, 415),

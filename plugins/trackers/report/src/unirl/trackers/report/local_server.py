@@ -88,8 +88,8 @@ class LocalHandler(BaseHTTPRequestHandler):
         Only JSON of our own origin: a page elsewhere could send plain text or a form to here without being asked.
         """
         size = self.headers.get("Content-Length", "")
-        origin = self.headers.get("Origin")
-        if not self._is_asked_by_name() or (origin and urlsplit(origin).netloc != self.headers.get("Host")):
+        origin, host = self.headers.get("Origin"), self.headers.get("Host", "")
+        if not self._is_asked_by_name() or origin not in (None, f"http://{host}"):
             problem = (403, "text/plain", b"This host name is not one of this server.\n")
         elif self.headers.get_content_type() != "application/json":
             problem = (415, "text/plain", b"Expected application/json.\n")
