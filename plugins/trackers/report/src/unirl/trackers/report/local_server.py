@@ -82,7 +82,7 @@ class LocalHandler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, the name in the class above
         """Nothing: a page may ask every two seconds."""
 
-    def take(self) -> Any | None:
+    def take(self) -> dict[str, Any] | None:
         """The JSON object that a page of this server sent. None when the request is refused, and has its answer.
 
         Only JSON of our own origin: a page elsewhere could send plain text or a form to here without being asked.
