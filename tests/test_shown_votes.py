@@ -16,7 +16,8 @@ from small_runs import events
 from unirl.core.cli import main
 from voters import VoteClient, by_reward
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+# Four minutes each on an idle machine.
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 PAGE = ROOT / "docs/how-to/vote.md"
 
