@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -84,6 +85,8 @@ def _run(args: list[str]) -> int:
     from .output import print_error
 
     debug = "--debug" in args[:1]
+    # transformers announces at import that torchvision is absent, which nothing here uses. The user's setting wins.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         code: Any = cli.main(args=args, prog_name="unirl", standalone_mode=False)
     except UniRLError as error:

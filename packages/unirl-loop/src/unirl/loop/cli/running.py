@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,8 +34,6 @@ def run_plan(
     """Train a plan with a progress display. resume, continues: see `unirl.loop.run.train`."""
     from .progress import RunSummary, show_progress
 
-    # transformers announces at import that torchvision is absent, which nothing here uses. The user's setting wins.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     summary = RunSummary()
     with show_progress() as progress:
         from ..run import train
