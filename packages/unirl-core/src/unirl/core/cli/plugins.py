@@ -57,8 +57,10 @@ def command(ctx: click.Context, kind: str | None, as_json: bool) -> None:
 @click.option("--kind", type=click.Choice(KINDS), help="Only show parts of this kind.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def search(words: tuple[str, ...], kind: str | None, as_json: bool) -> None:
-    """Known parts, installed or not, whose name, dist, kind or summary has all of WORDS. Nothing is downloaded: the list
-    is that of this release."""
+    """Known parts, installed or not, whose name, dist, kind or summary has all of WORDS.
+
+    Nothing is downloaded: the list is that of this release.
+    """
     from ..plugins.registry import known_parts
     from .discovery import discover
 
