@@ -18,6 +18,7 @@ from .checkpoints import Checkpoint
 from .costs import latent_step_cost
 from .parts import Parts
 from .requests import step_requests
+from .scouts import scout_requests
 
 __all__ = ["announce", "loading", "predicted_costs"]
 
@@ -44,7 +45,9 @@ def predicted_costs(
     """Stage -> the cost of the first step, for stages made from prompts. The model may refuse its request, such as one
     for images of a size that it cannot generate."""
     first = checkpoint.step if checkpoint else 0
-    requests = step_requests(parts, plan, prompts[: plan.data.prompts_per_step], step=first)
+    given = prompts[: plan.data.prompts_per_step]
+    requests = step_requests(parts, plan, given, step=first)
+    scouts = scout_requests(parts, plan, given, step=first) if plan.data.scouts.samples_per_prompt else {}
     predicted: dict[str, Mapping[str, float]] = {}
     for name, request in requests.items():
         if not isinstance(request.params, LatentRequest):
@@ -57,6 +60,7 @@ def predicted_costs(
             request.params,
             latent_shape=model.latent_shape(request.params.sampling),
             replayed_share=stage.train.replayed_share(critic=stage.needs.critic),
+            scouts=scouts[name].latent if name in scouts else None,
         )
         predicted[name] = {**vars(cost), "generate_share": cost.generate_share}
     return predicted

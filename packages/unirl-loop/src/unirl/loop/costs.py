@@ -110,24 +110,30 @@ class StepCost:
         return self.rollout_rows / max(1, self.rollout_rows + training)
 
 
-def latent_step_cost(request: LatentRequest, *, latent_shape: Sequence[int], replayed_share: float) -> StepCost:
+def latent_step_cost(
+    request: LatentRequest, *, latent_shape: Sequence[int], replayed_share: float, scouts: LatentRequest | None = None
+) -> StepCost:
     """Cost of one step on a latent track.
 
+    scouts: the request that chooses which samples are drawn exactly; its rows count in the rollout.
     Rollout: N*T rows for each branch of the guidance, an upper bound where an engine shares the paths of a tree.
     Training: every scored step once forward and backward; this share of them once more forward, for old log-probs.
     Stored: positions {i, i+1 for scored step i}, T and `keep`, in `sampling.trajectory_dtype`.
     """
-    rows, steps = request.num_rows, int(request.sigmas.shape[0]) - 1
     branches = request.num_branches
     scored_rows = int((request.scored_steps >= 0).sum())
-    positions = 0
+    steps, positions = int(request.sigmas.shape[0]) - 1, 0
     for row, keep in zip(request.scored_steps, request.keep, strict=True):
         chosen = {int(step) for step in row} - {-1}
         kept = {int(position) for position in keep} - {-1}
         positions += len(chosen | {step + 1 for step in chosen} | {steps} | kept)
     return StepCost(
-        rollout_rows=rows * steps * branches,
+        rollout_rows=sum(map(_rollout_rows, [request, scouts] if scouts else [request])),
         old_log_prob_rows=round(scored_rows * branches * replayed_share),
         train_rows=scored_rows * branches,
         stored_bytes=positions * prod(latent_shape) * TRAJECTORY_BYTES[request.sampling.trajectory_dtype],
     )
+
+
+def _rollout_rows(request: LatentRequest) -> int:
+    return request.num_rows * (int(request.sigmas.shape[0]) - 1) * request.num_branches

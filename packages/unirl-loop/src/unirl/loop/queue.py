@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -28,11 +28,13 @@ from .parts import Parts, attributed, engine_names, kept_weights, sync_weights
 from .phases import Phases
 from .requests import step_requests
 from .scoring import check_scored, combined, score_by
+from .scouts import chosen_by, known_rewards, scout_requests
 from .unfinished import check_finished
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan
     from unirl.core.types.array import Array
+    from unirl.core.types.request import Request
 
 __all__ = ["MAX_UNSCORED", "GroupQueue", "ScoredGroups"]
 
@@ -55,6 +57,8 @@ class ScoredGroups(Rollout):
     """Most pieces that were generated and not scored."""
     drawn: Drawn | None = None
     """How the groups were chosen by dynamic sampling."""
+    scouts: Mapping[str, float] = field(default_factory=lambda: dict[str, float]())
+    """Sample id -> reward of its scout, for all scouts of the step that have one."""
 
 
 @dataclass(kw_only=True)
@@ -185,7 +189,7 @@ class GroupQueue:
                 for one in bring:
                     one()
             data, stages = self.plan.data, self.plan.stages
-            draw = partial(self._drawn, step, versions, phases)
+            draw = partial(self._chosen, step, versions, phases)
             count = data.prompts_per_step if data.dynamic_sampling_rounds else len(prompts)
             spare, rounds = prompts[count:], [draw(prompts[:count])]
             check_finished(rounds[0].tracks, self.plan)
@@ -210,13 +214,41 @@ class GroupQueue:
                 latencies_s=tuple(seconds for each in rounds for seconds in each.latencies_s),
                 most_unscored=max(each.most_unscored for each in rounds),
                 drawn=drawn,
+                scouts={sample: reward for each in rounds for sample, reward in each.scouts.items()},
             )
         except BaseException:
             self._is_over.set()
             raise
 
-    def _drawn(self, step: int, versions: Mapping[str, int], phases: Phases, prompts: Sequence[Prompt]) -> ScoredGroups:
-        """Every sample of these prompts, scored, with credit."""
+    def _chosen(
+        self, step: int, versions: Mapping[str, int], phases: Phases, prompts: Sequence[Prompt]
+    ) -> ScoredGroups:
+        """Every sample of these prompts, scored, with credit; of scouts, those that they choose."""
+        draw, plan = partial(self._drawn, step, versions, phases, prompts), self.plan
+        if not plan.data.scouts.samples_per_prompt:
+            return draw(step_requests)
+        scouts = draw(scout_requests)
+        track = scouts.tracks[plan.only.name]
+        exact = draw(partial(step_requests, chosen=chosen_by(track, count=plan.only.samples)))
+        return replace(
+            exact,
+            generate_s=scouts.generate_s + exact.generate_s,
+            score_s=scouts.score_s + exact.score_s,
+            scouts=known_rewards(track),
+        )
+
+    def _drawn(
+        self,
+        step: int,
+        versions: Mapping[str, int],
+        phases: Phases,
+        prompts: Sequence[Prompt],
+        requests_of: Callable[..., dict[str, Request]],
+    ) -> ScoredGroups:
+        """Every sample that is requested of these prompts, scored, with credit.
+
+        requests_of: `step_requests`, or a function that is called like it.
+        """
         plan, size = self.plan, self.plan.run.reward_overlap_groups or len(prompts)
         pieces = list[dict[str, Track]]()
         scores = list[dict[str, Future[_Scores]]]()
@@ -227,9 +259,8 @@ class GroupQueue:
                 with phases("score"):
                     self._wait(scores, leaving=MAX_UNSCORED - 1)
                 with phases("request", owner="the sampling of a stage"):
-                    requests = step_requests(
-                        self.parts, plan, prompts[start : start + size], step=step, versions=versions
-                    )
+                    piece = prompts[start : start + size]
+                    requests = requests_of(self.parts, plan, piece, step=step, versions=versions)
                 began = time.perf_counter()
                 pieces.append(
                     generate_stages(

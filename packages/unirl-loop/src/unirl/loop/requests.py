@@ -43,11 +43,18 @@ __all__ = [
 
 
 def step_requests(
-    parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int, versions: Mapping[str, int] | None = None
+    parts: Parts,
+    plan: Plan,
+    prompts: Sequence[Prompt],
+    *,
+    step: int,
+    versions: Mapping[str, int] | None = None,
+    chosen: Collection[str] | None = None,
 ) -> dict[str, Request]:
     """Stage -> its request of a step to the engine, for stages made from prompts.
 
     versions: of the weights that each stage samples with; None takes those that train now.
+    chosen: ids of the samples to draw, of those of all scouts; None draws the first ones of each prompt.
     """
     requests: dict[str, Request] = {}
     for stage in plan.stages:
@@ -57,7 +64,8 @@ def step_requests(
                     prompts,
                     track=stage.name,
                     sampling=stage.sampling,
-                    samples_per_prompt=stage.samples,
+                    samples_per_prompt=stage.samples if chosen is None else plan.data.scouts.samples_per_prompt,
+                    chosen=chosen,
                     model=parts.models[stage.learner.name],
                     model_track=stage.track,
                     takes=stage.takes,
@@ -126,6 +134,7 @@ def build_request(
     model_track: str = "",
     takes: Collection[str] | None = None,
     medium: MediaKind | None = None,
+    chosen: Collection[str] | None = None,
 ) -> Request:
     """A request for a track of `samples_per_prompt` samples of each prompt, the samples of a prompt forming a group.
 
@@ -134,19 +143,25 @@ def build_request(
     trajectory: the latents of a latent track that come back, see `unirl.core.specs.capability.Needs`.
     takes: roles of media that the track is generated from, see `Stage.takes`; None for all. The request has them all,
     for the stages below.  medium: see `Request`.
+    chosen: ids of the samples to generate, under the ids that they have among all; None is all of them.
     Raises RecipeError for invalid sampling settings.
     """
-    expanded = [(prompt, number) for prompt in prompts for number in range(samples_per_prompt)]
-    group_ids = tuple(f"r{rollout}/{prompt.prompt_id}" for prompt, _ in expanded)
+    groups = [(prompt, f"r{rollout}/{prompt.prompt_id}") for prompt in prompts]
+    samples = [
+        (prompt, group, sample)
+        for prompt, group in groups
+        for sample in (f"{group}/{number}" for number in range(samples_per_prompt))
+        if chosen is None or sample in chosen
+    ]
     return _request(
-        Inputs.of_prompts([prompt for prompt, _ in expanded]),
+        Inputs.of_prompts([prompt for prompt, _, _ in samples]),
         model_track=model_track or track,
         takes=takes,
         medium=medium,
-        metadata=tuple(prompt.metadata for prompt, _ in expanded),
+        metadata=tuple(prompt.metadata for prompt, _, _ in samples),
         track=track,
-        sample_ids=tuple(f"{group}/{number}" for group, (_, number) in zip(group_ids, expanded, strict=True)),
-        group_ids=group_ids,
+        sample_ids=tuple(sample for _, _, sample in samples),
+        group_ids=tuple(group for _, group, _ in samples),
         sampling=sampling,
         model=model,
         trajectory=trajectory,

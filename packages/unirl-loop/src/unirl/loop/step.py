@@ -31,6 +31,7 @@ from .queue import GroupQueue, ScoredGroups
 from .reward_watch import RewardWatch
 from .saved_samples import save_samples
 from .scoring import constant_reward, known, mean_parts
+from .scouts import scout_metrics
 from .stop import Preempted
 from .unfinished import left_out
 
@@ -161,7 +162,7 @@ def train_step(
     ahead = min(step + 1 + plan.run.max_staleness, step + 1 if should_stop() else end)
     for number in range(max(step, queue.last_step or 0) + 1, ahead):
         queue.put(number, prompts_of(number), phases=phases)
-    metrics = _drawn_metrics(rollout, step=step + 1, events=events)
+    metrics = _drawn_metrics(rollout, step=step + 1, events=events) | scout_metrics(rollout.scouts, rollout.tracks)
     metrics |= left_out(rollout.tracks, plan) | fallbacks(rollout.tracks, plan)
     metrics |= cut_texts(rollout.tracks, plan, parts.models)
     shows_samples = bool(plan.run.media_every) and step % plan.run.media_every == 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..limits import Reason
 from ..specs.capability import Cap
 from ..types.sampling import LatentSamplingConfig
+from .scouts import scouts
 from .wording import lacks, listed
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def lineage(plan: Plan) -> Iterator[Reason]:
         if stage.settings.reference_guidance is not None:
             yield from _guided_reference(plan, stage)
     yield from _dynamic_sampling(plan)
+    yield from scouts(plan)
 
 
 def _dynamic_sampling(plan: Plan) -> Iterator[Reason]:

@@ -22,6 +22,7 @@ __all__ = [
     "EvalConfig",
     "RecipeConfig",
     "RunConfig",
+    "ScoutsConfig",
     "StageConfig",
     "TrainConfig",
 ]
@@ -89,6 +90,17 @@ class RunConfig:
 
 
 @dataclass
+class ScoutsConfig:
+    """Cheap samples that choose which of each prompt are drawn exactly and trained on (Sol-RL)."""
+
+    samples_per_prompt: int = limit(0, least=0, most=10**6)
+    """Scouts of each prompt. The `data.samples_per_prompt` of them with the best and the worst rewards, half each, are
+    drawn again exactly, from the same initial noise. 0 draws no scouts."""
+    num_inference_steps: int = limit(0, least=0, most=10_000)
+    """Denoising steps of a scout; fewer than `sampling.num_inference_steps`."""
+
+
+@dataclass
 class DataConfig:
     train: str = "???"
     """Prompts: a `.txt`, `.jsonl`, `.json`, `.csv` or `.parquet` file, a folder that `datasets` has saved, a folder of
@@ -107,6 +119,8 @@ class DataConfig:
     dynamic_sampling_rounds: int = limit(0, least=0)
     """Dynamic sampling (DAPO): how often a step may draw further prompts to replace zero-variance groups, which are
     dropped. 0 keeps every group and draws no more."""
+    scouts: ScoutsConfig = field(default_factory=ScoutsConfig)
+    """Cheap samples that choose which samples are drawn exactly."""
     shuffle: bool = True
     """Shuffle the prompts each epoch, from the run's seed."""
     prompt_key: str = "prompt"

@@ -76,6 +76,13 @@ NOT_HASHED = (
 """Keys that change results by rounding at most, as `PartConfig.rounding_only` does; a resumed run may change them."""
 
 
+AS_WITHOUT_KEY = (
+    ("environment", None),
+    ("data.scouts.samples_per_prompt", 0),
+    ("data.scouts.num_inference_steps", 0),
+)
+"""Leaves with values that switch them off; such a plan has the hash of one from before the key existed."""
+
 PER_STAGE = ("model", "backend", "engine", "environment", "algorithm")
 """Kinds of part that each stage has one of, in the order in which they are built."""
 
@@ -304,9 +311,9 @@ class Plan:
         keys = "|".join(map(re.escape, (*NOT_HASHED, *own)))
         left_out = re.compile(rf"(stages\.[^.]+\.(?=train\.))?({keys})(\.|$)")
         values = leaves(self.resolved if resolved is None else resolved)
-        # A section whose overrides are all left out counts as empty, and no environment as in plans without the key.
+        # A section whose overrides are all left out counts as empty.
         values = {path: value for path, value in values.items() if value != {} and not left_out.match(path)}
-        return {path: value for path, value in values.items() if (path, value) != ("environment", None)}
+        return {path: value for path, value in values.items() if (path, value) not in AS_WITHOUT_KEY}
 
     @property
     def trained(self) -> list[Stage]:
