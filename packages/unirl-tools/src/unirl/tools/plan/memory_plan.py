@@ -309,7 +309,8 @@ class _Counted:
             # The negative prompt is the same for all.
             items["conditions"] = (prompts + sampling.is_guided) * size.condition_bytes
             pixels = 3 * sampling.frames * sampling.height * sampling.width
-            items["media"] = rows * pixels if sampling.decode else 0
+            scouts = math.ceil(self._plan.data.prompts_per_step * self._plan.data.scouts.samples_per_prompt / holders)
+            items["media"] = max(rows, scouts) * pixels if sampling.decode else 0
         return items
 
     def _rows(self) -> int:
@@ -352,6 +353,14 @@ class _Counted:
         if self._is_lora:
             return FP32 * size.adapter_elements
         return size.weight_bytes - size.trained_bytes + FP32 * size.trained_elements
+
+    def _scouts_share(self) -> float:
+        """Denoise steps of the scouts, in those of the exact samples."""
+        scouts, sampling = self._plan.data.scouts, self._stage.sampling
+        if not isinstance(sampling, LatentSamplingConfig):
+            return 0.0
+        steps = self._stage.samples * sampling.num_inference_steps
+        return scouts.samples_per_prompt * scouts.num_inference_steps / steps
 
     def _decode_bytes(self) -> int:
         """Weights are read for each token of all completions of a batch, keys and values for each token before it."""
@@ -402,7 +411,7 @@ class _Counted:
         kept = 1 / size.step_rows if stage.train.detach_negative else 1
         share = stage.train.replayed_share(critic=stage.needs.critic) if stage.needs.log_probs != "none" else 0
         return StepTime(
-            generate=row * size.rollout_rows,
+            generate=round(row * size.rollout_rows * (1 + self._scouts_share())),
             old_log_probs=round(scored * share),
             reference=scored if stage.needs.reference == "policy" else 0,
             train=round(scored * (kept * passes + 1 - kept)),
