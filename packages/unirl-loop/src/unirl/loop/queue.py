@@ -2,7 +2,8 @@
 
 A bound on the steps in flight is the staleness (`run.max_staleness`), scores as futures are the overlap of rewards with
 generation (`run.reward_overlap_groups`), and drawing prompts until enough groups are useful is dynamic sampling
-(`data.dynamic_sampling_rounds`). What is computed depends on the prompts and the weights alone, never on timing.
+(`data.dynamic_sampling_rounds`). Scouts (`data.scouts`) are drawn and scored before the samples that they choose. What
+is computed depends on the prompts and the weights alone, never on timing.
 """
 
 from __future__ import annotations
@@ -228,14 +229,13 @@ class GroupQueue:
         if not plan.data.scouts.samples_per_prompt:
             return draw(step_requests)
         scouts = draw(scout_requests)
-        track = scouts.tracks[plan.only.name]
-        exact = draw(partial(step_requests, chosen=chosen_by(track, count=plan.only.samples)))
-        return replace(
-            exact,
-            generate_s=scouts.generate_s + exact.generate_s,
-            score_s=scouts.score_s + exact.score_s,
-            scouts=known_rewards(track),
-        )
+        track, seconds = scouts.tracks[plan.only.name], (scouts.generate_s, scouts.score_s)
+        chosen, rewards = chosen_by(track, count=plan.only.samples), known_rewards(track)
+        # Their images need not stay in memory beside those of the exact samples.
+        del scouts, track
+        exact = draw(partial(step_requests, chosen=chosen))
+        generate_s, score_s = exact.generate_s + seconds[0], exact.score_s + seconds[1]
+        return replace(exact, generate_s=generate_s, score_s=score_s, scouts=rewards)
 
     def _drawn(
         self,

@@ -99,7 +99,7 @@ def scout_metrics(scouts: Mapping[str, float], tracks: Mapping[str, Track]) -> d
         if len(scored) > 1 and (pairs != pairs[0]).any(axis=0).all():
             one = np.zeros(len(scored), dtype=np.int64)
             # Win rates are mean ranks on another scale, so their correlation is that of the ranks.
-            ranks = [rank_values(column, one, kind="win-rate") for column in pairs.T]
-            correlations.append(float(np.corrcoef(*ranks)[0, 1]))
+            cheap, full = (rank_values(column, one, kind="win-rate") for column in pairs.T)
+            correlations.append(float(np.corrcoef(cheap, full)[0, 1]))
     result = {"scouts/reward_mean": float(np.mean(list(scouts.values())))}
     return result | ({"scouts/rank_correlation": float(np.mean(correlations))} if correlations else {})
