@@ -378,6 +378,7 @@ def test_weights_stay_gathered_where_the_device_has_room(one: MemoryPlan) -> Non
         assert any("stay gathered" in note for note in result.notes) == (setting == "auto" and not device_bytes)
 
 
+SCOUTS = ("data.scouts.samples_per_prompt=24", "data.scouts.num_inference_steps=4")
 OFFLOADED = ("backend.trains=lora", "backend.offload_frozen=blocks")
 
 
@@ -402,6 +403,9 @@ def test_offloaded_blocks_are_pinned_and_copied_with_each_pass(one: MemoryPlan) 
         ("train.old_log_probs=replay",): {**forwards, "old_log_probs": 2 * 5},
         ("train.old_log_probs=engine",): {**forwards, "old_log_probs": 0},
         ("algorithm.kl_coef=0.1",): {**forwards, "reference": 2 * 5},
+        SCOUTS: {**forwards, "generate": 10 + 4},
+        # 192 exact samples and 384 scouts.
+        (*SCOUTS, "engine.forward_batch=100"): {**forwards, "generate": 2 * 10 + 4 * 4},
     }.items():
         bus = planned("quickstart", *OFFLOADED, *words, of=one).bus_bytes
         assert bus is not None

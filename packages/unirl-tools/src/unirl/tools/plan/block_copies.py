@@ -17,12 +17,21 @@ __all__ = ["copied_bytes"]
 
 
 def copied_bytes(
-    stage: Stage, size: ModelSize, *, train_rows: int, rows: int, micro_batch: int, generates: bool, is_serial: bool
+    stage: Stage,
+    size: ModelSize,
+    *,
+    train_rows: int,
+    rows: int,
+    micro_batch: int,
+    generates: bool,
+    is_serial: bool,
+    scouts: tuple[int, int] = (0, 0),
 ) -> StepTime:
     """Bytes by phase: each forward of the model and each backward pass through it copies all of its blocks.
 
     train_rows: rows that a sample is trained on.  rows: samples of the device in a step.  micro_batch: samples of a
     micro-batch.  generates: whether the device also samples with the weights.  is_serial: see `TrainConfig`.
+    scouts: of the device in a step, and the denoise steps of each.
     """
     train = stage.train
     updates = train.updates_per_step
@@ -39,9 +48,13 @@ def copied_bytes(
         sampled = sampling.num_inference_steps * size.step_forwards
     else:
         sampled = sampling.max_new_tokens
+    passes = math.ceil(rows / batch) * sampled
+    if scouts[0]:
+        batch = vars(stage.engine.config).get("forward_batch") or scouts[0]
+        passes += math.ceil(scouts[0] / batch) * scouts[1] * size.step_forwards
     share = train.replayed_share(critic=stage.needs.critic) if stage.needs.log_probs != "none" else 0
     return StepTime(
-        generate=math.ceil(rows / batch) * sampled * size.blocks_bytes if generates else 0,
+        generate=passes * size.blocks_bytes if generates else 0,
         old_log_probs=round(scored * forwards * share),
         reference=scored * forwards if stage.needs.reference == "policy" else 0,
         train=scored * (forwards + backwards),

@@ -378,7 +378,10 @@ class _Counted:
         own = {"train_rows": self._train_rows, "rows": self._per_rank, "micro_batch": self._rows()}
         generates = not self._processes.rollout and not self._is_external
         is_serial = self._stage.train.is_serial(self._plan.run.device)
-        return copied_bytes(self._stage, self._size, generates=generates, is_serial=is_serial, **own)
+        given = self._plan.data.scouts
+        rows = math.ceil(self._per_rank * given.samples_per_prompt / self._stage.samples)
+        scouts = (rows, given.num_inference_steps)
+        return copied_bytes(self._stage, self._size, generates=generates, is_serial=is_serial, scouts=scouts, **own)
 
     @property
     def _saved_copies(self) -> int:
@@ -411,7 +414,7 @@ class _Counted:
         kept = 1 / size.step_rows if stage.train.detach_negative else 1
         share = stage.train.replayed_share(critic=stage.needs.critic) if stage.needs.log_probs != "none" else 0
         return StepTime(
-            generate=round(row * size.rollout_rows * (1 + self._scouts_share())),
+            generate=row * size.rollout_rows + round(row * size.rollout_rows * self._scouts_share()),
             old_log_probs=round(scored * share),
             reference=scored if stage.needs.reference == "policy" else 0,
             train=round(scored * (kept * passes + 1 - kept)),
