@@ -70,8 +70,8 @@ def _counts(plan: Plan, stage: Stage) -> Iterator[Reason]:
     elif not 1 <= steps <= most:
         text = f"got {steps}, expected 1 to {most}, fewer steps than an exact sample takes ({key})."
         yield Reason(key=STEPS, text=text)
-    elif not any(exact.sde.problems(exact.num_inference_steps)):
-        # Scouts have the noise of the exact samples.
+    elif not exact.sde.branch_steps and not any(exact.sde.problems(exact.num_inference_steps)):
+        # Scouts have the noise of the exact samples; trees are refused as a whole.
         for reason in exact.sde.problems(steps):
             yield Reason(key=STEPS, text=f"got {steps}, which sampling.sde does not fit: {reason.text} Use more steps.")
 
