@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, cast
@@ -144,6 +145,8 @@ def shard(
     not timesteps (bf16 cannot tell 987 from 988) and not what a block is given by the root (rotary tables stay fp32).
     keeps_gathered: from a forward until the backward pass, or `reshard`. Else each of the two gathers.
     """
+    # Nothing is done in place on what a module returns.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
     mesh = ranks.shard_mesh
     inner = root = MixedPrecisionPolicy()
     if precision in DTYPES:
