@@ -92,9 +92,9 @@ def asking(own: Model) -> Ask:
     return make
 
 
-def check_text(engine: ExternalLatentEngine, model: Model, request: Request) -> Track:
+def check_text(engine: ExternalLatentEngine, model: Model, request: Request, *, rounding: float = ROUNDING) -> Track:
     """The same tokens, mask and log-probs as from the trained module: by its token loop, and by one forward in replay.
-    Returns the track."""
+    Returns the track. rounding: largest difference of log-probs."""
     track = engine.generate(request)
     verify_echo(request, track)
     conditions = text_conditions(model, request.inputs, sampling=request.text.sampling)
@@ -104,9 +104,9 @@ def check_text(engine: ExternalLatentEngine, model: Model, request: Request) -> 
     assert masks[0] == masks[1] and (masks[0] is None) is not bool(model.spec.restricts)
     assert track.text.log_probs is not None
     for own, other in zip(track.text.log_probs, expected.log_probs, strict=True):
-        assert float((own - other).abs().max()) < ROUNDING
+        assert float((own - other).abs().max()) < rounding
     if request.text.sampling.temperature:
-        assert gap(track, model) < ROUNDING
+        assert gap(track, model) < rounding
     return track
 
 

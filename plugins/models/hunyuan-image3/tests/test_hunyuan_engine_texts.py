@@ -13,7 +13,7 @@ from external_engines.image_models import started
 from external_engines.sequence_texts import *
 from external_engines.sequence_texts import asking, check_text
 from external_engines.text_engines import check_deaths
-from external_engines.texts import Ask
+from external_engines.texts import ROUNDING, Ask
 from unirl.conformance.doubles.weight_updates import full_update
 from unirl.core.types.data import MediaRef
 from unirl.engine_host.latent_engine import ExternalLatentEngine
@@ -66,7 +66,8 @@ def test_a_recaption_is_forced_behind_a_thought_and_masked(
     def thinking(**settings: Any) -> int:
         """Number of thoughts that ended."""
         request = ask(engine, options={"begin": "think"}, media=lambda number: media[number], **settings)
-        text = check_text(engine, model, request).text
+        # Logits that are 8 times as large are rounded 8 times as much.
+        text = check_text(engine, model, request, rounding=8 * ROUNDING).text
         assert text.mask is not None and text.log_probs is not None
         assert dict(text.options) == {"begin": "think"}
         ends = 0
