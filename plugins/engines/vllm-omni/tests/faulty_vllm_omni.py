@@ -120,7 +120,7 @@ def writes_something_else() -> Iterator[None]:
         nonlocal count
         count += 1
         for name, value, split in real(module, fused):
-            yield name, value.clone() if count == 2 else value, split
+            yield name, value.clone() if count == 1 else value, split
 
     with patch.object(worker_extension, "held_weights", held):
         yield

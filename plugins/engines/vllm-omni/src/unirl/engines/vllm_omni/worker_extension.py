@@ -172,6 +172,8 @@ class WorkerExtension(CustomPipelineWorkerExtension):
             for name, sent in files:
                 weight, split = held[name]
                 weight.copy_(self._unirl_share(sent, split))
+        # Looked up again: what was written may have been a copy.
+        held = {name: (weight, split) for name, weight, split in self._unirl_held()}
         for name, sent in files:
             weight, split = held[name]
             if not torch.equal(weight, self._unirl_share(sent, split).to(weight)):
