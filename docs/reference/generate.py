@@ -308,6 +308,7 @@ def _rows(cls: type[Any], prefix: str) -> Iterator[str]:
         if item.default_factory is not dataclasses.MISSING:
             default = item.default_factory()
         if dataclasses.is_dataclass(default) and f"{prefix}.{item.name}" not in SECTIONS:
+            yield f"| `{prefix}.{item.name}` | | settings below | {text.get(item.name, '')} |"
             yield from _rows(type(default), f"{prefix}.{item.name}")
         elif not dataclasses.is_dataclass(default):
             shown = "required" if default == "???" else f"`{_yaml(default)}`"

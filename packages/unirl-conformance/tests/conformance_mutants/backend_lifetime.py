@@ -18,6 +18,7 @@ from conformance_mutants.backend_wrapped import FULL, Wrapped, backend, exports,
 from conformance_mutants.changes import Change, closes_once, if_refused, returns, then, with_segment
 
 RESUMED, CRITIC = "a-resumed-training-is-the-uninterrupted-one", (*FULL, Cap.CRITIC)
+SNAPSHOT = "a-snapshot-keeps-the-state-of-its-moment"
 FOREIGN = ("belongs to another set-up", "was made with")
 """Words of the error about a foreign checkpoint."""
 
@@ -60,11 +61,11 @@ def with_critic(part: Wrapped, tensors: Mapping[str, Tensor]) -> Mapping[str, Te
 
 # fmt: off
 MUTANTS = [
-    backend("forgets-moments", RESUMED, "starts the optimizer anew after loading",
+    backend("forgets-moments", RESUMED, "starts the optimizer anew after loading", also=(SNAPSHOT,),
             changes={"load": then(lambda part, *_: part.restart())}),
-    backend("forgets-the-average", RESUMED, "does not load the average", (*FULL, Cap.EMA),
+    backend("forgets-the-average", RESUMED, "does not load the average", (*FULL, Cap.EMA), also=(SNAPSHOT,),
             changes={"load": keeps_the_average}),
-    backend("snaps-late", "a-snapshot-keeps-the-state-of-its-moment", "writes what it is when a snapshot is written",
+    backend("snaps-late", SNAPSHOT, "writes what it is when a snapshot is written",
             changes={"snapshot": lambda part, _: part.save}),
     backend("goes-on-without-files", "a-damaged-checkpoint-is-refused-and-changes-nothing",
             "loads nothing from a damaged checkpoint, in silence", changes=silent(lambda is_foreign: not is_foreign)),

@@ -32,6 +32,7 @@ from conformance_mutants.changes import changed, if_refused, returns, then
 ADAPTED = "blocks.0.up.weight"
 """A weight of the model that is adapted."""
 DECAY, RESUMED = "weight-decay-is-decoupled", "a-resumed-training-is-the-uninterrupted-one"
+SNAPSHOT = "a-snapshot-keeps-the-state-of-its-moment"
 IN_USE, OFF = "exported-weights-are-those-in-use", "the-adapter-switched-off-is-the-initial-model"
 FROZEN, COPIES = "frozen-weights-stay-frozen", "weights-are-copies"
 LAZY = "a-model-without-values-trains-as-one-with-them"
@@ -170,7 +171,7 @@ MUTANTS = [
     backend("ignores-the-seed", "adapters-start-from-the-seed-alone", "draws A from a fixed seed", LORA,
             arguments={"seed": lambda seed: 0}),
     backend("decays-the-base", "lora-leaves-the-base-weights-alone", "decays the weights that do not train", LORA,
-            also=(DECAY, RESUMED, FROZEN), changes={"train": decays_the_base}),
+            also=(DECAY, RESUMED, SNAPSHOT, FROZEN), changes={"train": decays_the_base}),
     backend("merges-without-scale", "merged-weights-are-the-base-plus-scaled-b-a",
             "leaves alpha / rank out of merged weights", LORA, changes={"export_weights": merges_without_scale}),
     backend("wrapped-names", "exported-names-are-those-of-the-plain-module",
@@ -182,7 +183,8 @@ MUTANTS = [
     backend("sums-one-tensor", "weights-carry-version-kind-and-checksum", "gives the checksum of the first tensor",
             changes={"export_weights": returns(lambda update: replace(
                 update, checksum=checksum({min(update.tensors): update.tensors[min(update.tensors)]})))}),
-    backend("exports-views", COPIES, "hands out the weights that train", changes={"export_weights": exports_views}),
+    backend("exports-views", COPIES, "hands out the weights that train",
+            also=("settings-that-round-an-update-keep-their-bound",), changes={"export_weights": exports_views}),
     backend("makes-newer-ones", COPIES, "makes tensors of the weights of later",
             changes={"export_weights": exports_newer_ones}),
     backend("trains-a-copy", IN_USE, "trains a copy of the module", arguments={"model": copy.deepcopy}),
