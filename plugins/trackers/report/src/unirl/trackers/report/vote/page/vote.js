@@ -41,7 +41,7 @@ async function draw() {
   const progress = document.getElementById("progress");
   [progress.max, progress.value] = [Math.max(1, state.total), state.done];
   document.getElementById("live").textContent = `${state.done} of ${state.total}`;
-  const undo = make("button", { click: () => act("undo"), disabled: !state.done }, "undo ", make("kbd", {}, "U"));
+  const undo = make("button", { click: () => act("undo"), disabled: !state.result }, "undo ", make("kbd", {}, "U"));
   if (state.result) {
     body().replaceChildren(
       make("section", {}, make("h2", {}, "Done"), state.result.map((line) => make("p", { dir: "auto" }, line)),
@@ -55,14 +55,14 @@ async function draw() {
     const key = make("kbd", {}, side === "left" ? "←" : "→");
     return [image, make("button", { class: "side", disabled: true, click: () => act(side) }, image, `${side} `, key)];
   });
+  const tie = make("button", { click: () => act("tie"), disabled: true }, "no preference ", make("kbd", {}, "↓"));
   const inputs = Array.from({ length: state.num_inputs }, (_, at) =>
     make("img", { src: source(at), alt: "an image of the prompt" }));
   body().replaceChildren(
     make("div", { class: "prompt", dir: "auto" }, state.prompt),
     make("div", { class: "inputs" }, inputs),
     make("div", { class: "sides" }, sides.map(([, button]) => button)),
-    make("div", { class: "others" },
-      make("button", { click: () => act("tie") }, "no preference ", make("kbd", {}, "↓")), undo));
+    make("div", { class: "others" }, tie, undo));
   // A vote on an image that was not seen yet would be none.
   await Promise.all(sides.map(([image]) => image.decode().catch(async () => {
     const answer = await (await fetch(image.src)).json().catch(() => ({}));
@@ -72,6 +72,7 @@ async function draw() {
     image.classList.toggle("small", image.naturalWidth < SMALL);
     button.disabled = false;
   }
+  [tie.disabled, undo.disabled] = [false, !state.done];
   isReady = true;
 }
 
