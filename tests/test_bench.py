@@ -198,6 +198,13 @@ def test_two_workloads_are_measured_profiled_and_compared(
         (profiled,) = [each for each in found.runs if each.workload == subject.name and each.is_profiled]
         spent = sum(one["seconds"] for one in subject.operations)
         assert 0 < spent <= sum(step.seconds for step in profiled.steps) and len(subject.operations) == 15
+    # Without a warm-up the profile begins with the first step.
+    with pytest.raises(SystemExit) as ended:
+        words = ["--repeats=1", "--steps=1", "--warmup=0", "--profile"]
+        main(["bench", "text", *small, "--to", str(tmp_path / "b"), *words])
+    assert ended.value.code == 0, capsys.readouterr().err
+    (subject,) = load(tmp_path / "b").subjects
+    assert len(subject.operations) == 15 and subject.flops.keys() == {"generate", "train"}
     with pytest.raises(SystemExit) as ended:
         main(["bench", "--compare", str(tmp_path / "a"), str(tmp_path / "a")])
     assert ended.value.code == 0 and "1.000 (" in capsys.readouterr().out

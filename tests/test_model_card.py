@@ -265,7 +265,7 @@ def test_a_snippet_for_text_has_the_chat_and_the_length_of_evaluation(tmp_path: 
     plan = planned("quickstart-text", "backend.trains=lora")
     text = program(card(tmp_path, source(tmp_path, plan), layout="peft", is_pipeline=False))
     wanted: Any = plan.trained[0].evaluation
-    how = {"max_new_tokens": wanted.max_new_tokens, "do_sample": True, "temperature": 1}
+    how = {"max_new_tokens": wanted.max_new_tokens, "do_sample": True, "temperature": 1, "top_p": 1, "top_k": 0}
     assert wanted.temperature == 1 and arguments(text, "model.generate") == how
     assert arguments(text, "AutoPeftModelForCausalLM.from_pretrained") == {"0": "out"}
 
@@ -300,3 +300,26 @@ def test_a_model_that_may_be_given_images_was_given_some_if_its_samples_were(tmp
     shutil.rmtree(tmp_path / "out")
     text = card(tmp_path, source(tmp_path, plan))
     assert rendered(text)[0]["pipeline_tag"] == "image-to-image" and program(text) == ""
+
+
+def test_a_card_shows_the_samples_of_its_own_model_alone(tmp_path: Path) -> None:
+    keep(tmp_path, (2, "eval/image", "one.png", "a dog"), (2, "eval/other", "two.png", "a cat"))
+    plan = planned("quickstart-enhancer-joint")
+    (writer, painter) = plan.trained
+    assert (writer.name, painter.name) == ("rewrite", "image")
+    run = source(tmp_path, plan)
+    shown = {}
+    for stage in (writer, painter):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        text = card(tmp_path, dataclasses.replace(run, learner=stage.learner), layout=None)
+        shown[stage.name] = [each["text"] for each in rendered(text)[0].get("widget", [])]
+    assert shown == {"rewrite": [], "image": ["a dog"]}
+
+
+def test_a_snippet_loads_the_revision_that_was_trained(tmp_path: Path) -> None:
+    plan = planned("quickstart", "backend.trains=lora")
+    learner = plan.trained[0].learner
+    config = dataclasses.replace(learner.model.config, revision="abc")
+    pinned = dataclasses.replace(learner, model=dataclasses.replace(learner.model, config=config))
+    text = program(card(tmp_path, dataclasses.replace(source(tmp_path, plan), learner=pinned)))
+    assert arguments(text, "StableDiffusion3Pipeline.from_pretrained")["revision"] == "abc"

@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from interruptible import interruptible
 from unirl.core.cli import main
 from unirl.core.errors import PluginBroken, PluginNotFound, RecipeError
 from unirl.core.plugins.catalog import Catalog
@@ -181,15 +182,7 @@ def test_two_plugins_with_one_part_are_named_with_what_to_do(
 
 def test_ctrl_c_while_a_plugin_is_imported_stops_the_command(write: Write, tmp_path: Path) -> None:
     write("planted_slow", "import time\nprint('importing', flush=True)\ntime.sleep(60)")
-    # Whoever runs this test may ignore or block the signal, which a process it starts inherits.
-    code = (
-        "import signal, sys\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])\n"
-        "from unirl.core.cli import main\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    command = [sys.executable, "-c", code, "plugins", "--plugins-dir", str(tmp_path)]
+    command = interruptible("plugins", "--plugins-dir", tmp_path)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"

@@ -46,6 +46,28 @@ def test_a_lost_process_is_tried_again_and_other_failures_are_not(tmp_path: Path
         assert len(tried.calls) == 1
 
 
+def test_a_restart_takes_a_checkpoint_that_the_run_wrote_and_none_that_it_was_resumed_below(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    for step in (1, 2, 3):
+        (checkpoints / f"step-{step:06d}").mkdir(parents=True)
+    given, resumed = checkpoints / "step-000001", list[Path | None]()
+
+    def attempt(resume: Path | None, findings: Sequence[str]) -> str:
+        resumed.append(resume)
+        if len(resumed) == 2:
+            # As a checkpoint is replaced: the new folder is renamed to the name of the old one.
+            (checkpoints / "step-000002").rename(checkpoints / "old")
+            (checkpoints / "part").mkdir()
+            (checkpoints / "part").rename(checkpoints / "step-000002")
+        if len(resumed) < 4:
+            raise ProcessLost(LOST)
+        return "done"
+
+    assert with_restarts(attempt, limit=3, folder=tmp_path, resume=given) == "done"
+    written = checkpoints / "step-000002"
+    assert resumed == [given, given, written, written]
+
+
 @pytest.mark.parametrize("limit", [0, 2])
 def test_the_last_loss_is_raised(tmp_path: Path, limit: int) -> None:
     tried = Attempts(*(ProcessLost(f"loss {number}") for number in range(limit + 1)))

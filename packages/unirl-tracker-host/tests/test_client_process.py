@@ -1,4 +1,4 @@
-"""A tracking library in a process of its own: order, failures, slowness, and runs that are killed."""
+"""A tracking library in a separate process: order, failures, slowness, and runs that are killed."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
+from interruptible import interruptible
 from pages import ROOT
 from unirl.core.cli import main
 from unirl.trackers.report.view.library import Library
@@ -209,7 +209,7 @@ def test_a_command_that_a_page_shows_is_accepted(
 
 
 def test_the_command_serves_until_it_is_interrupted(folder: Path) -> None:
-    words = [Path(sys.executable).with_name("unirl"), "view", folder, "--port", "0"]
+    words = interruptible("view", folder, "--port", "0")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         count, _, url, *_ = process.stdout.readline().split()

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from interruptible import interruptible
 from pages import ROOT
 from PIL import Image
 from unirl.core.cli import main
@@ -229,7 +229,7 @@ def test_commands_that_cannot_be_are_one_error(
 
 def command(*words: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [Path(sys.executable).with_name("unirl"), "vote", *words, "--port", "0"],
+        interruptible("vote", *words, "--port", "0"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

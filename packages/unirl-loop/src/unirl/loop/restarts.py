@@ -26,17 +26,20 @@ R = TypeVar("R")
 def with_restarts(
     attempt: Callable[[Path | None, Sequence[str]], R], *, limit: int, folder: Path, resume: Path | None
 ) -> R:
-    """The result of `attempt(resume, findings)`, which is called again from the newest checkpoint of the run folder up
-    to `limit` times, with a finding that says why, as long as a process was lost.
+    """The result of `attempt(resume, findings)`, which is called again up to `limit` times, with a finding that says
+    why, as long as a process was lost: from the newest checkpoint that an attempt wrote, or as before where none did.
+    Later checkpoints, of a run that was resumed from an older one, are of the steps that it replaces.
 
     Raises whatever else it raises; of a restart PlanRejected after `WAIT_S`, when the machines do not suffice.
     """
-    findings: list[str] = []
+    checkpoints, findings = Checkpoints(folder / CHECKPOINTS), list[str]()
+    earlier = _identities(checkpoints)
     for restart in range(limit + 1):
         if restart:
             # What the last attempt held, on devices above all.
             gc.collect()
-            resume = folder if Checkpoints(folder / CHECKPOINTS).steps() else None
+            written = [step for step, identity in _identities(checkpoints).items() if earlier.get(step) != identity]
+            resume = checkpoints.at(max(written)) if written else resume
         end = time.monotonic() + (WAIT_S if restart else 0.0)
         while True:
             try:
@@ -53,3 +56,9 @@ def with_restarts(
                     raise
                 time.sleep(AGAIN_S)
     raise AssertionError("the last attempt returns or raises")
+
+
+def _identities(checkpoints: Checkpoints) -> dict[int, tuple[int, int]]:
+    """Step -> what tells its checkpoint from one that replaces it."""
+    stats = {step: checkpoints.at(step).stat() for step in checkpoints.steps()}
+    return {step: (stat.st_ino, stat.st_mtime_ns) for step, stat in stats.items()}

@@ -45,8 +45,7 @@ def unirl_step_flops(plan: Plan) -> Mapping[str, float]:
     try:
         # A model that is built draws initial values.
         with torch.random.fork_rng(devices=[]):
-            flops = memory_plan(plan, catalog=Catalog.of({})).device_flops
+            return memory_plan(plan, catalog=Catalog.of({})).phase_flops
     except UniRLError:
         # Several stages, tensor parallelism, critics: what `unirl plan` refuses.
         return {}
-    return {"generate": flops["generate"], "train": sum(flops.values()) - flops["generate"]}

@@ -1,4 +1,4 @@
-"""A tracking library in a process of its own: a run hands over calls and never waits for the library or its server."""
+"""A tracking library in a separate process: a run hands over calls and never waits for the library or its server."""
 
 from __future__ import annotations
 

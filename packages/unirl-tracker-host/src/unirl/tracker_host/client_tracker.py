@@ -1,4 +1,4 @@
-"""A tracker whose library runs in a process of its own, and the id of the run that a resumed run continues."""
+"""A tracker whose library runs in a separate process, and the id of the run that a resumed run continues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FINISH_S = 60.0
 
 
 class TrackerClient(Protocol):
-    """The part of a tracker that uses its library. Built from the tracker's config, in a process of its own."""
+    """The part of a tracker that uses its library. Built from the tracker's config, in a separate process."""
 
     def start(self, run: RunInfo, *, run_id: str | None) -> str:
         """Open the run, or continue the one with this id, without repeating steps that it has; its id."""

@@ -57,7 +57,7 @@ def command(
     """Measure WORKLOADs: image, text, video and edit are miniatures that run anywhere, and every recipe is one by its
     name. With none, all four. KEY=VALUE are overrides of all of them.
 
-    Each run is a process of its own, without evaluation, checkpoints and trackers. Workloads take turns, so that a
+    Each run is a separate process, without evaluation, checkpoints and trackers. Workloads take turns, so that a
     machine that is busy for a while is busy for all of them.
     """
     from unirl.core.cli.discovery import discover
@@ -121,7 +121,7 @@ def _subjects(words: Sequence[str], catalog: Catalog, *, warmup: int) -> list[Su
             plan_hash=plan.hash,
             warmup=warmup,
             planned_bytes=None if others else process.total,
-            flops=prediction.device_flops,
+            flops=prediction.phase_flops,
             peak_tflops=plan.run.peak_tflops,
         )
         result.append(subject)

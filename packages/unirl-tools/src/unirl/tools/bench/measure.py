@@ -1,4 +1,4 @@
-"""One measured run: a recipe for a few steps in a process of its own, and what it took."""
+"""One measured run: a recipe for a few steps in a separate process, and what it took."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _profiler(folder: Path, *, after: int, last: int) -> Any:
     profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
 
     def listen(event: Event) -> None:
-        if event.kind == "step" and event.step == after:
+        if event.step == after and event.kind == ("step" if after else "run_started"):
             profiler.start()
         elif event.kind == "step" and event.step == last:
             profiler.stop()

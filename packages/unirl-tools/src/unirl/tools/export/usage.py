@@ -54,8 +54,11 @@ def pipeline_tag(stages: Sequence[Stage], shown: Sequence[Shown]) -> str:
 def copy_samples(source: TrainedModel, folder: Path, *, step: int) -> list[Shown]:
     """Copy held-out images or videos of the last evaluation up to a step, of different prompts, into the folder of an
     export. Empty where the run kept none."""
-    medium = "image" if all(stage.medium == "image" for stage in trained_stages(source)) else "video"
-    found = [one for one in kept_media(source.folder) if one.key.startswith("eval") and one.step <= step]
+    stages = trained_stages(source)
+    medium = "image" if all(stage.medium == "image" for stage in stages) else "video"
+    # With one stage the key is `eval` alone.
+    keys = {"eval", *(f"eval/{stage.name}" for stage in stages)}
+    found = [one for one in kept_media(source.folder) if one.key in keys and one.step <= step]
     last = {one.prompt: one for one in reversed(found) if one.step == found[-1].step}
     shown: list[Shown] = []
     for one in [*reversed(last.values())][:MOST_SAMPLES]:
@@ -74,7 +77,7 @@ def copy_samples(source: TrainedModel, folder: Path, *, step: int) -> list[Shown
 def snippet(
     source: TrainedModel, *, task: str, base: str, name: str, layout: str | None, pipeline: str, prompt: str
 ) -> str:
-    """Python that loads an export and samples as the run was evaluated; empty for one that needs a program of its own.
+    """Python that loads an export and samples as the run was evaluated; empty where that takes more than a few lines.
 
     task: see `pipeline_tag`.  base: path or id of the base checkpoint.  name: of the export.  layout: of adapters, None
     for a complete checkpoint.  pipeline: class of diffusers that the base has, "" for none.
@@ -83,7 +86,10 @@ def snippet(
     if len(stages) != 1 or layout not in (None, "diffusers", "peft"):
         return ""
     sampling = stages[0].evaluation
-    shared: dict[str, Any] = {"base": base, "name": name, "is_adapter": layout is not None, "prompt": prompt}
+    revision = source.setting("revision")
+    # As arguments of `from_pretrained`.
+    own = f"{base!r}, revision={revision!r}" if revision else repr(base)
+    shared: dict[str, Any] = {"base": own, "name": name, "is_adapter": layout is not None, "prompt": prompt}
     if isinstance(sampling, TextSamplingConfig):
         return _text_snippet(sampling, **shared) if task == "text-generation" and not sampling.options else ""
     if not task.startswith("text-to-") or layout == "peft":
@@ -120,7 +126,7 @@ def _latent_snippet(
         f"from diffusers import {pipeline}",
         *(["from diffusers.utils import export_to_video"] if is_video else []),
         "",
-        f"pipeline = {pipeline}.from_pretrained({(base if is_adapter else name)!r})",
+        f"pipeline = {pipeline}.from_pretrained({base if is_adapter else repr(name)})",
         *([f"pipeline.load_lora_weights({name!r})"] if is_adapter else []),
         "result = pipeline(",
         f"    {prompt!r},",
@@ -134,7 +140,10 @@ def _latent_snippet(
 
 def _text_snippet(sampling: TextSamplingConfig, *, base: str, name: str, is_adapter: bool, prompt: str) -> str:
     model = "AutoPeftModelForCausalLM" if is_adapter else "AutoModelForCausalLM"
-    how = f"do_sample=True, temperature={sampling.temperature:g}" if sampling.temperature else "do_sample=False"
+    how = "do_sample=False"
+    if sampling.temperature:
+        # transformers' own default of top_k is 50.
+        how = f"do_sample=True, temperature={sampling.temperature:g}, top_p={sampling.top_p:g}, top_k={sampling.top_k}"
     imports = ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
     if is_adapter:
         imports = ["from peft import AutoPeftModelForCausalLM", "from transformers import AutoTokenizer"]
@@ -155,7 +164,7 @@ def _text_snippet(sampling: TextSamplingConfig, *, base: str, name: str, is_adap
             *imports,
             "",
             f"model = {model}.from_pretrained({name!r})",
-            f"tokenizer = AutoTokenizer.from_pretrained({(base if is_adapter else name)!r})",
+            f"tokenizer = AutoTokenizer.from_pretrained({base if is_adapter else repr(name)})",
             *encoded,
             f"tokens = model.generate(**inputs, max_new_tokens={sampling.max_new_tokens}, {how})",
             'print(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',

@@ -87,6 +87,13 @@ class MemoryPlan:
             for phase, flops in vars(self.flops).items()
         }
 
+    @property
+    def phase_flops(self) -> dict[str, float]:
+        """Operations of each device in the phases `generate` and `train` of a step. Old log-probs and the reference
+        policy are part of training."""
+        flops = self.device_flops
+        return {"generate": flops["generate"], "train": sum(flops.values()) - flops["generate"]}
+
     def overfull(self, device_bytes: int) -> list[str]:
         """A sentence for each kind of process that needs more than a device has."""
         return [

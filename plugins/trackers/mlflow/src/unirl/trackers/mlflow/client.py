@@ -1,4 +1,4 @@
-"""MLflow's client, for one run. Used in a process of its own."""
+"""MLflow's client, for one run. Used in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackio's client, for one run. Used in a process of its own."""
+"""Trackio's client, for one run. Used in a separate process."""
 
 from __future__ import annotations
 
