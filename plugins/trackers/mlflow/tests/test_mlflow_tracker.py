@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tracker_sessions import run_info, two_sessions
 from unirl.conformance.doubles.samples import make_samples
 from unirl.core.errors import RecipeError, UniRLError
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
-from unirl.core.roles import RunInfo
+from unirl.core.roles import Tracker
 from unirl.core.types.media import Media
 from unirl.trackers.mlflow import plugin
 from unirl.trackers.mlflow.config import MlflowConfig
@@ -79,41 +80,27 @@ def read_back(uri: str) -> list[dict[str, Any]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_info(folder: Path, resumed_at: int | None = None) -> RunInfo:
-    config = {"run": {"max_steps": 4}, "algorithm": {"use": "flow-grpo", "betas": [0.9, 0.999]}}
-    return RunInfo(name="first", folder=folder, plan_hash="abc", config=config, resumed_at=resumed_at)
-
-
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The run folder of a run of four steps and its only run in MLflow: resumed at 2, so step 3 is done twice."""
+
+    def shows(tracker: Tracker) -> None:
+        texts = Media(kind="text", values=("4", "two\r\nlines 四", "left out"))
+        track = make_samples(texts, ["2 + 2", "a | b", "x"], [1.0, -0.5, 0.0], truncated=[1])
+        tracker.samples("eval", track, step=2, lineage={})
+        parent = make_samples(Media(kind="text", values=("a red ring",)), ["ring"], name="rewrite")
+        child = make_samples(
+            Media(kind="image", values=torch.rand(2, 3, 8, 8)), ["ring"] * 2, name="image", parent=parent
+        )
+        beside = Media(kind="text", values=("a red ring",) * 2)
+        tracker.samples("train/image", child, step=2, lineage={"rewrite": beside})
+
     folder = tmp_path_factory.mktemp("run")
-    for resumed_at in (None, 2):
-        tracker = build(MlflowConfig(tags={"team": "a"}, notes="**tiny**", max_images=2, max_texts=2))
-        tracker.start(run_info(folder, resumed_at))
-        events = EventStream()
-        events.listen(tracker.event)
-        for step in (1, 2, 3) if resumed_at is None else (3, 4):
-            tracker.log({"reward_mean": step / 4, "a, b": 1.0}, step=step)
-            images = Media(kind="image", values=torch.full((3, 3, 8, 8), step / 5))
-            tracker.samples(
-                "eval", make_samples(images, ["a cat", "a dog", "x"], [0.1, 0.2, 0.3]), step=step, lineage={}
-            )
-        if resumed_at is None:
-            frames = torch.linspace(0, 1, 4).view(4, 1, 1, 1).expand(1, 4, 3, 8, 8)
-            clips = make_samples(Media(kind="video", values=frames, rate=5.0), ["clip"])
-            tracker.samples("clips", clips, step=2, lineage={})
-            texts = Media(kind="text", values=("4", "two\r\nlines 四", "left out"))
-            track = make_samples(texts, ["2 + 2", "a | b", "x"], [1.0, -0.5, 0.0], truncated=[1])
-            tracker.samples("eval", track, step=2, lineage={})
-            parent = make_samples(Media(kind="text", values=("a red ring",)), ["ring"], name="rewrite")
-            child = make_samples(
-                Media(kind="image", values=torch.rand(2, 3, 8, 8)), ["ring"] * 2, name="image", parent=parent
-            )
-            beside = Media(kind="text", values=("a red ring",) * 2)
-            tracker.samples("train/image", child, step=2, lineage={"rewrite": beside})
-            events.emit("finding", step=2, text="small gradient")
-        tracker.finish("done" if resumed_at else "stopped")
+    two_sessions(
+        lambda: build(MlflowConfig(tags={"team": "a"}, notes="**tiny**", max_images=2, max_texts=2)),
+        folder,
+        shows=shows,
+    )
     (run,) = read_back(f"sqlite:///{folder / 'mlflow' / 'mlflow.db'}")
     return folder, run
 

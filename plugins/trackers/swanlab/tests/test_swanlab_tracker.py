@@ -14,10 +14,10 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from tracker_sessions import CONFIG, run_info, two_sessions
 from unirl.conformance.doubles.samples import make_samples
 from unirl.core.errors import RecipeError, UniRLError
-from unirl.core.observe.events import EventStream
-from unirl.core.roles import RunInfo
+from unirl.core.roles import Tracker
 from unirl.core.types.media import Media
 from unirl.trackers.swanlab import plugin
 from unirl.trackers.swanlab.config import SwanlabConfig
@@ -39,7 +39,6 @@ for content in reader:
     result.append(MessageToDict(record, preserving_proto_field_name=True))
 print(json.dumps(result))
 """
-CONFIG = {"run": {"max_steps": 4}, "algorithm": {"use": "flow-grpo"}}
 Sessions = tuple[list[Path], list[list[dict[str, Any]]]]
 
 
@@ -80,37 +79,20 @@ def points(records: list[dict[str, Any]], key: str) -> list[tuple[int, Any]]:
     ]
 
 
-def run_info(folder: Path, resumed_at: int | None = None) -> RunInfo:
-    return RunInfo(name="first", folder=folder, plan_hash="abc", config=CONFIG, resumed_at=resumed_at)
-
-
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> Sessions:
     """Files and records of two sessions: stopped after step 3 and resumed at 2, so step 3 is done twice."""
+
+    def shows(tracker: Tracker) -> None:
+        texts = Media(kind="text", values=("4", "two\r\nlines 四", "", "left out"))
+        track = make_samples(texts, ["2 + 2", "a | b", "empty", "x"], [1.0, -0.5, 0.25, 0.0], truncated=[1])
+        tracker.samples("eval", track, step=2, lineage={})
+
     folder = tmp_path_factory.mktemp("run")
-    for resumed_at in (None, 2):
-        config = SwanlabConfig(
-            mode="offline", project="shapes", tags=["cpu", "tiny"], notes="hello", max_images=2, max_texts=3
-        )
-        tracker = build(config)
-        tracker.start(run_info(folder, resumed_at))
-        events = EventStream()
-        events.listen(tracker.event)
-        for step in (1, 2, 3) if resumed_at is None else (3, 4):
-            tracker.log({"reward_mean": step / 4, "a, b": 1.0}, step=step)
-            images = Media(kind="image", values=torch.full((3, 3, 8, 8), step / 5))
-            tracker.samples(
-                "eval", make_samples(images, ["a cat", "a dog", "x"], [0.1, 0.2, 0.3]), step=step, lineage={}
-            )
-        if resumed_at is None:
-            frames = torch.linspace(0, 1, 4).view(4, 1, 1, 1).expand(2, 4, 3, 8, 8)
-            clips = make_samples(Media(kind="video", values=frames, rate=5.0), ["clip", "other"])
-            tracker.samples("clips", clips, step=2, lineage={})
-            texts = Media(kind="text", values=("4", "two\r\nlines 四", "", "left out"))
-            track = make_samples(texts, ["2 + 2", "a | b", "empty", "x"], [1.0, -0.5, 0.25, 0.0], truncated=[1])
-            tracker.samples("eval", track, step=2, lineage={})
-            events.emit("finding", step=2, text="small gradient")
-        tracker.finish("done" if resumed_at else "stopped")
+    config = SwanlabConfig(
+        mode="offline", project="shapes", tags=["cpu", "tiny"], notes="hello", max_images=2, max_texts=3
+    )
+    two_sessions(lambda: build(config), folder, shows=shows)
     found = files(folder / "swanlab")
     return found, [read_back(file) for file in found]
 

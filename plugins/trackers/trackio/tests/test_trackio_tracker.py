@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tracker_sessions import CONFIG, run_info, two_sessions
 from unirl.conformance.doubles.samples import make_samples
 from unirl.core.errors import RecipeError, UniRLError
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
-from unirl.core.roles import RunInfo
+from unirl.core.roles import Tracker
 from unirl.core.types.media import Media
 from unirl.trackers.trackio import plugin
 from unirl.trackers.trackio.config import TrackioConfig
@@ -47,7 +48,6 @@ SERVER = """
 import sys, trackio
 trackio.show(open_browser=False, block_thread=True, host="127.0.0.1", {port})
 """
-CONFIG = {"run": {"max_steps": 4}, "algorithm": {"use": "flow-grpo"}}
 
 
 @pytest.fixture(autouse=True)
@@ -75,41 +75,20 @@ def values(run: dict[str, Any], key: str) -> list[tuple[int, Any]]:
     return sorted(((row["step"], row[key]) for row in run["rows"] if key in row), key=lambda point: point[0])
 
 
-def run_info(folder: Path, resumed_at: int | None = None) -> RunInfo:
-    return RunInfo(name="first", folder=folder, plan_hash="abc", config=CONFIG, resumed_at=resumed_at)
-
-
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The run folder of a run of four steps and its only run in Trackio: resumed at 2, so step 3 is done twice."""
+
+    def shows(tracker: Tracker) -> None:
+        texts = Media(kind="text", values=("4", "two\r\nlines 四", "left out"))
+        track = make_samples(texts, ["2 + 2", "a | b", "x"], [1.0, -0.5, 0.0], truncated=[1])
+        tracker.samples("eval", track, step=2, lineage={})
+        parent = make_samples(Media(kind="text", values=("a red ring",)), ["ring"], name="rewrite")
+        child = make_samples(Media(kind="image", values=torch.rand(1, 3, 8, 8)), ["ring"], name="image", parent=parent)
+        tracker.samples("train/image", child, step=2, lineage={"rewrite": Media(kind="text", values=("a red ring",))})
+
     folder = tmp_path_factory.mktemp("run")
-    for resumed_at in (None, 2):
-        tracker = build(TrackioConfig(group="tiny", max_images=2, max_texts=2))
-        tracker.start(run_info(folder, resumed_at))
-        events = EventStream()
-        events.listen(tracker.event)
-        for step in (1, 2, 3) if resumed_at is None else (3, 4):
-            tracker.log({"reward_mean": step / 4, "a, b": 1.0}, step=step)
-            images = Media(kind="image", values=torch.full((3, 3, 8, 8), step / 5))
-            tracker.samples(
-                "eval", make_samples(images, ["a cat", "a dog", "x"], [0.1, 0.2, 0.3]), step=step, lineage={}
-            )
-        if resumed_at is None:
-            frames = torch.linspace(0, 1, 4).view(4, 1, 1, 1).expand(2, 4, 3, 8, 8)
-            clips = make_samples(Media(kind="video", values=frames, rate=5.0), ["clip", "other"])
-            tracker.samples("clips", clips, step=2, lineage={})
-            texts = Media(kind="text", values=("4", "two\r\nlines 四", "left out"))
-            track = make_samples(texts, ["2 + 2", "a | b", "x"], [1.0, -0.5, 0.0], truncated=[1])
-            tracker.samples("eval", track, step=2, lineage={})
-            parent = make_samples(Media(kind="text", values=("a red ring",)), ["ring"], name="rewrite")
-            child = make_samples(
-                Media(kind="image", values=torch.rand(1, 3, 8, 8)), ["ring"], name="image", parent=parent
-            )
-            tracker.samples(
-                "train/image", child, step=2, lineage={"rewrite": Media(kind="text", values=("a red ring",))}
-            )
-            events.emit("finding", step=2, text="small gradient")
-        tracker.finish("done" if resumed_at else "stopped")
+    two_sessions(lambda: build(TrackioConfig(group="tiny", max_images=2, max_texts=2)), folder, shows=shows)
     (run,) = read_back(folder / "trackio")
     return folder, run
 
