@@ -150,3 +150,10 @@ def test_users_install_from_the_index_and_an_author_publishes_there(
     passed = {(one.kind, one.subject) for one in outcomes if one.state == "pass"}
     assert {("reward", "warmth"), ("plugin", "unirl-reward-warmth")} <= passed
     assert not [one for one in outcomes if one.state == "fail"]
+    missing = command(
+        "bash", "-c", "unirl registry validate unirl-reward-warmth --report report/conformance.json; test $? = 1"
+    )
+    assert [line.split(":")[0] for line in missing.splitlines()] == [
+        "- Its metadata names no author or maintainer",
+        "- Its metadata has no https home page",
+    ]

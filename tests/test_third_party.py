@@ -204,6 +204,9 @@ def test_every_command_of_the_page_does_what_the_page_says(environment: Environm
                 (own / "README.md").write_text(readme.replace("contrast", "warmth"))
             seen.append(command)
             where = own if own.is_dir() else tmp_path
+            if command == "uv build":
+                project = own / "pyproject.toml"
+                project.write_text(f"{project.read_text()}\n{block('toml', holding='[project.urls]')}")
             breaks = "every-setting-is-documented" in command
             config = own / "src/warmth_reward/config.py"
             if breaks:
@@ -214,6 +217,8 @@ def test_every_command_of_the_page_does_what_the_page_says(environment: Environm
                 cwd=where,
                 code=1 if breaks else 0,
             )
+            if command.startswith("unirl registry validate"):
+                assert done.stdout == block("toml", holding="[reward]")
             if breaks:
                 config.write_text(files()["src/warmth_reward/config.py"])
                 for line in block("text", holding="FAIL").splitlines():

@@ -15,7 +15,14 @@ from ..errors import PluginConflict
 from ..names import canonical
 from .hookspec import API_GROUP
 
-__all__ = ["NAMESPACES", "check_namespaces", "damaged_dists", "find_shadows"]
+__all__ = [
+    "NAMESPACES",
+    "check_namespaces",
+    "damaged_dists",
+    "damaged_files",
+    "find_shadows",
+    "shared_files",
+]
 
 NAMESPACES = (
     "unirl",
@@ -75,8 +82,7 @@ def damaged_dists() -> str:
     for name, dist in sorted(_dists(), key=lambda one: one[0]):
         if not canonical(name).startswith("unirl-") and not dist.entry_points.select(group=API_GROUP):
             continue
-        bad = [path for path, item in _modules(dist).items() if not _is_as_recorded(item)]
-        if bad:
+        if bad := damaged_files(dist):
             more = f" and {len(bad) - 1} more" if bad[1:] else ""
             damaged[f"{name}=={dist.version}"] = f"{name} ({bad[0]}{more})"
     if not damaged:
@@ -86,6 +92,18 @@ def damaged_dists() -> str:
         f"Reinstall: `{_reinstall(damaged)}`. If another dist has the same files, uninstall it first, or use a fresh "
         "environment."
     )
+
+
+def damaged_files(dist: Distribution) -> list[str]:
+    """Modules of a dist that are missing or not as its record says. The record of an editable dist has none."""
+    return [path for path, item in _modules(dist).items() if not _is_as_recorded(item)]
+
+
+def shared_files(dist: Distribution) -> dict[str, list[str]]:
+    """Other installed dist and version -> its modules that this dist has as well: the later install overwrote them."""
+    own = _modules(dist).keys()
+    others = {f"{name}=={other.version}": other for name, other in _dists() if canonical(name) != canonical(dist.name)}
+    return {name: shared for name, other in others.items() if (shared := sorted(own & _modules(other).keys()))}
 
 
 def _dists() -> Iterator[tuple[str, Distribution]]:
@@ -125,9 +143,7 @@ def _reinstall(requirements: Iterable[str]) -> str:
 
 def _way_out(owner: Distribution) -> str:
     """What to do about a dist that shadows a namespace, as the end of a sentence."""
-    own = _modules(owner).keys()
-    others = {f"{name}=={dist.version}": dist for name, dist in _dists() if name != owner.name}
-    sharing = sorted(name for name, dist in others.items() if own & _modules(dist).keys())
+    sharing = sorted(shared_files(owner))
     if not sharing:
         return f"uninstall it: `pip uninstall {owner.name}`."
     return (
