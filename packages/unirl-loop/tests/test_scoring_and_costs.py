@@ -16,7 +16,7 @@ from unirl.core.types.request import LatentRequest
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Conditions, Status, Track
 from unirl.loop.costs import Speed, latent_step_cost, peak_tflops_of, track_bytes
-from unirl.loop.scoring import MediaScore, constant_reward, score
+from unirl.loop.scoring import MediaScore, agreements, constant_reward, score
 
 
 def make_track(rows: int = 4) -> Track:
@@ -53,6 +53,22 @@ def test_the_reward_is_the_weighted_sum_and_parts_keep_their_names() -> None:
     assert track.rewards is not None
     assert track.rewards.tolist() == [5, 11, 15, 21]
     assert sorted(track.reward_parts) == ["a", "a/colour", "b"]
+
+
+def test_agreement_counts_the_pairs_of_a_group_that_both_rewards_tell_apart() -> None:
+    track = dataclasses.replace(make_track(6), group_ids=("p", "p", "p", "p", "q", "q"))
+    rewards = {"a": Given(0, 1, 2, 2, 5, 0, parts={"x": [0.0] * 6}), "b": Given(0, 2, 1, 3, 0, 0), "c": Given(*[7] * 6)}
+    found = agreements(score(track, rewards, {"a": 1.0, "b": 0.0, "c": 0.0}))
+    # By hand: a orders 5 pairs of p and 1 of q as itself. b orders 4 of the 5 alike and 1 (samples 1 and 2) otherwise; it
+    # ties the pair of q, and a that of samples 2 and 3. c ties everything, so it has no number; nor has a's component.
+    assert found == {"reward/a/agreement": 1.0, "reward/b/agreement": pytest.approx((4 - 1) / 5)}
+
+
+def test_a_reward_of_negative_weight_agrees_by_its_sign_and_one_alone_has_no_agreement() -> None:
+    opposed = {"a": Given(0, 1, 2, 3), "b": Given(0, 1, 2, 3)}
+    found = agreements(score(make_track(), opposed, {"a": 1.0, "b": -2.0}))
+    assert found == {"reward/a/agreement": -1.0, "reward/b/agreement": -1.0}
+    assert agreements(score(make_track(), {"a": Given(0, 1, 2, 3)}, {"a": 1.0})) == {}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One vLLM for all tests of its process: starting it takes longest."""
+"""One vLLM for all tests of its process, and one split over two ranks: starting it takes longest."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def listening() -> Listening:
     return Listening()
 
 
-@pytest.fixture(scope="session")
-def engine(folder: Path, listening: Listening) -> Iterator[ExternalTextEngine]:
+@pytest.fixture(scope="session", params=[1, 2], ids=["one-rank", "two-ranks"])
+def engine(request: pytest.FixtureRequest, folder: Path, listening: Listening) -> Iterator[ExternalTextEngine]:
     """With room for adapters. Its weights are those that the test before left."""
     make("vllm")
     # So few tokens a step that two long prompts do not go together.
     extra = {"max_num_batched_tokens": 512}
-    settings = VllmConfig(kv_cache_mb=64, max_num_seqs=16, lora_rank=4, extra=extra)
+    settings = VllmConfig(tensor_parallel=request.param, kv_cache_mb=64, max_num_seqs=16, lora_rank=4, extra=extra)
     # Without weights, as in a worker that only generates.
     model = build_model(Qwen3Config(path=str(folder)), device="cpu", lazy=True)
     with listening.watched():

@@ -17,11 +17,11 @@ from unirl.engines.vllm.environment import PRODUCT
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
-@pytest.fixture(scope="module")
-def engine(kind: str, folder: Path) -> Iterator[ExternalTextEngine]:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one-rank", "two-ranks"])
+def engine(request: pytest.FixtureRequest, kind: str, folder: Path) -> Iterator[ExternalTextEngine]:
     """With room for adapters, and faults. Its weights are those that the test before left."""
     make("vllm")
-    settings = VllmConfig(kv_cache_mb=64, max_num_seqs=16, lora_rank=4)
+    settings = VllmConfig(tensor_parallel=request.param, kv_cache_mb=64, max_num_seqs=16, lora_rank=4)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("unirl.engines.vllm.engine.PRODUCT", faulty(PRODUCT))
         engine = build(settings, model=build_model(kind, folder), device="cpu")

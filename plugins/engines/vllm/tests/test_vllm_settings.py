@@ -74,7 +74,8 @@ def test_the_batch_invariant_mode_is_vllms() -> None:
 
 
 def test_arguments_that_would_undo_what_is_promised_are_refused() -> None:
-    for key, value in (("logprobs_mode", "raw_logprobs"), ("tensor_parallel_size", 2)):
+    refused = {"logprobs_mode": "raw_logprobs", "tensor_parallel_size": 2, "enable_expert_parallel": True}
+    for key, value in refused.items():
         with pytest.raises(RecipeError, match=rf"engine\.extra\.{key}: not allowed"):
             arguments(extra={key: value})
     with pytest.raises(RecipeError, match=r"engine\.extra\.hf_overrides: not allowed; another key"):

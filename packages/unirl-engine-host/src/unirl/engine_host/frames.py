@@ -8,15 +8,26 @@ the body: nothing, or a safetensors file.
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MAGIC", "UNCHANGED", "BadFrame", "Unchanged", "read_frame", "to_frame"]
+__all__ = [
+    "MAGIC",
+    "UNCHANGED",
+    "BadFrame",
+    "Unchanged",
+    "answers_errors",
+    "raise_errors",
+    "read_frame",
+    "to_frame",
+]
 
 MAGIC = b"URF1"
 UNCHANGED = "unchanged"
@@ -33,6 +44,34 @@ class BadFrame(ValueError):
 class Unchanged(Exception):
     """Raised by a server's call that it rejects before changing anything; its answer then carries `unchanged`. After
     any other error the engine's state is unknown."""
+
+
+def answers_errors(call: Callable[..., None]) -> Callable[..., Mapping[str, str] | None]:
+    """A worker's method that returns its error instead of raising it, for `raise_errors`. Of a worker's exception
+    engines pass on only the message, and some then mistake the next worker's answer for that of the next call."""
+
+    @functools.wraps(call)
+    def answered(*arguments: Any) -> Mapping[str, str] | None:
+        try:
+            call(*arguments)
+        except Unchanged as refusal:
+            return {UNCHANGED: str(refusal)}
+        except Exception as error:  # noqa: BLE001 - of any kind; the log has its traceback
+            traceback.print_exc()
+            return {"error": f"{type(error).__name__}: {error}"}
+        return None
+
+    return answered
+
+
+def raise_errors(method: str, results: Sequence[Any]) -> None:
+    """Raise Unchanged when every worker refused the call before changing anything, RuntimeError when any failed.
+    results: one for each worker, of a method with `answers_errors`."""
+    failed = [one for one in results if isinstance(one, Mapping)]
+    if failed and all(isinstance(one, Mapping) and UNCHANGED in one for one in results):
+        raise Unchanged(f"{method}: {failed[0][UNCHANGED]}")
+    if failed:
+        raise RuntimeError(f"{method}: {[str(one.get('error') or dict(one)) for one in failed]}")
 
 
 def to_frame(header: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> bytes:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MediaScore",
+    "agreements",
     "check_scored",
     "combined",
     "constant_reward",
@@ -222,6 +223,32 @@ def mean_parts(track: Track) -> dict[str, float]:
             result[f"reward/{part}"] = float(there.mean())
         if there.numel() < values.numel() and "/" not in part:
             result[f"reward/{part}/unscored"] = 1 - there.numel() / values.numel()
+    return result
+
+
+def agreements(track: Track) -> dict[str, float]:
+    """Metrics: whether each reward orders the samples of a prompt as the weighted sum does, where there is more than
+    one.
+
+    Of the pairs of one group that both tell apart, the share in the same order less the share in the other: 1 to -1
+    (Goodman and Kruskal's gamma). Missing without such a pair.
+    """
+    names = [part for part in track.reward_parts if "/" not in part]
+    if track.rewards is None or len(names) < 2:
+        return {}
+    groups: dict[str, list[int]] = {}
+    for row, group in enumerate(track.group_ids):
+        groups.setdefault(group, []).append(row)
+
+    def orders(values: Array) -> list[Array]:
+        """Of each group [n, n]: 1 where the first is higher, -1 where the second is, 0 for a tie or without a score."""
+        return [(values[rows, None] - values[None, rows]).sign().nan_to_num(nan=0.0) for rows in groups.values()]
+
+    total, result = orders(track.rewards), dict[str, float]()
+    for name in names:
+        both = [one * other for one, other in zip(orders(track.reward_parts[name]), total, strict=True)]
+        if told := sum(float(each.abs().sum()) for each in both):
+            result[f"reward/{name}/agreement"] = sum(float(each.sum()) for each in both) / told
     return result
 
 

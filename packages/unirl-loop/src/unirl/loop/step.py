@@ -30,7 +30,7 @@ from .phases import Phases
 from .queue import GroupQueue, ScoredGroups
 from .reward_watch import RewardWatch
 from .saved_samples import save_samples
-from .scoring import constant_reward, known, mean_parts
+from .scoring import agreements, constant_reward, known, mean_parts
 from .scouts import scout_metrics
 from .stop import Preempted
 from .unfinished import left_out
@@ -324,6 +324,7 @@ def _reward_metrics(track: Track) -> dict[str, float]:
         "reward_min": float(rewards.min()),
         "reward_max": float(rewards.max()),
         **mean_parts(track),
+        **agreements(track),
     }
 
 

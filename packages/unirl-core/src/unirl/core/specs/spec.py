@@ -313,7 +313,7 @@ class RewardExample:
     reward scores differently."""
 
 
-RESERVED_PARTS = ("original", "unscored")
+RESERVED_PARTS = ("agreement", "original", "unscored")
 """Names under which a run logs more about a reward, beside its components."""
 
 

@@ -182,15 +182,11 @@ class _Server:
         Raises Unchanged when every worker rejected the call before changing anything. vLLM-Omni returns a worker's
         error instead of raising it.
         """
-        from unirl.engine_host.frames import UNCHANGED, Unchanged
+        from unirl.engine_host.frames import raise_errors
 
         replies = self._run(self._omni.collective_rpc(method, args=arguments))
         results = [one for reply in replies for one in (reply if isinstance(reply, list) else [reply])]
-        failed = [one for one in results if isinstance(one, Mapping)]
-        if failed and all(isinstance(one, Mapping) and UNCHANGED in one for one in results):
-            raise Unchanged(f"{method}: {failed[0][UNCHANGED]}")
-        if failed:
-            raise RuntimeError(f"{method}: {[str(one.get('error') or dict(one)) for one in failed]}")
+        raise_errors(method, results)
         return results
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:

@@ -9,14 +9,13 @@ vLLM-Omni's tensor under its training name.
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.engine_host.frames import UNCHANGED, Unchanged
+from unirl.engine_host.frames import Unchanged, answers_errors
 from unirl.engine_host.received import WeightFiles, read_weights
 from unirl.engine_host.serving import rendezvous
 from vllm.lora.lora_model import LoRAModel
@@ -107,21 +106,6 @@ def _split_dim(layer: Any, parameter: Tensor) -> int | None:
     return None
 
 
-def _answers_refusals(load: Callable[..., None]) -> Callable[..., Mapping[str, str] | None]:
-    """A method that returns `UNCHANGED` instead of raising it: of a worker's exception, vLLM-Omni passes on only the
-    message."""
-
-    @functools.wraps(load)
-    def answered(self: Any, *arguments: Any) -> Mapping[str, str] | None:
-        try:
-            load(self, *arguments)
-        except Unchanged as refusal:
-            return {UNCHANGED: str(refusal)}
-        return None
-
-    return answered
-
-
 class WorkerExtension(CustomPipelineWorkerExtension):
     """Mixed into vLLM-Omni's worker class, so its own names begin with `unirl_`."""
 
@@ -157,7 +141,7 @@ class WorkerExtension(CustomPipelineWorkerExtension):
         pipeline = self.model_runner.pipeline
         return pipeline.bridge.max_model_len(pipeline)
 
-    @_answers_refusals
+    @answers_errors
     def unirl_load_full(self, paths: Sequence[str], expected: str, version: int) -> None:
         """Load all weights from these files. Rejects a wrong checksum and unknown names; raises RuntimeError when the
         weights held afterwards differ."""
@@ -180,7 +164,7 @@ class WorkerExtension(CustomPipelineWorkerExtension):
                 raise RuntimeError(f"{name!r} was loaded, but the weight held differs from it.")
         pipeline.unirl_torn, pipeline.unirl_version = "", version
 
-    @_answers_refusals
+    @answers_errors
     def unirl_load_lora(self, paths: Sequence[str], expected: str, version: int, scale: float) -> None:
         """Load the adapter from these files, replacing the previous one. Raises as `unirl_load_full`."""
         tensors = read_weights(paths, expected)

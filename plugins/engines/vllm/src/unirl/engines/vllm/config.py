@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from unirl.core.limits import limit
 from unirl.engine_host.config import OTHER_LAYOUT, SPLIT
 from unirl.engine_host.text_config import ExternalTextConfig
 
@@ -16,9 +17,12 @@ __all__ = ["VllmConfig"]
 class VllmConfig(ExternalTextConfig):
     """Settings of all external text engines; `extra` holds arguments of `vllm.LLM`."""
 
+    tensor_parallel: int = limit(1, least=1)
+    """Tensor-parallel size: devices starting at the engine's, or processes on a CPU."""
+
     unsupported: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
-            ("extra.tensor_parallel_size", "extra.pipeline_parallel_size", "extra.data_parallel_size"), SPLIT
+            ("extra.pipeline_parallel_size", "extra.data_parallel_size", "extra.enable_expert_parallel"), SPLIT
         ),
         **dict.fromkeys(("extra.quantization", "extra.quantization_config"), OTHER_LAYOUT),
     }

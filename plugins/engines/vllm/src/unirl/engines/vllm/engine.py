@@ -17,7 +17,7 @@ from .bridge import Bridge
 from .config import VllmConfig
 from .environment import PRODUCT
 from .plugin import SPEC
-from .settings import CPU_VARIABLES, llm_arguments, sampling_arguments, variables
+from .settings import CPU_VARIABLES, check_split, llm_arguments, sampling_arguments, variables
 
 __all__ = ["build"]
 
@@ -31,6 +31,7 @@ def build(config: VllmConfig, *, model: TextModel, device: Any) -> ExternalTextE
     device = torch.device(device)
     bridge: Bridge | None = import_bridge(model.spec, SPEC) if SPEC.name in model.spec.bridges else None
     folder = transformers_folder(PRODUCT, config, model) if bridge is None else bridge.checkpoint(model, config.path)
+    check_split(config, folder)
     arguments = llm_arguments(
         config,
         folder=folder,
@@ -44,7 +45,13 @@ def build(config: VllmConfig, *, model: TextModel, device: Any) -> ExternalTextE
         config,
         model=model,
         program=program(
-            PRODUCT, config, device, variables=variables(config), cpu_variables=CPU_VARIABLES, sleeps_on_cpu=True
+            PRODUCT,
+            config,
+            device,
+            variables=variables(config),
+            cpu_variables=CPU_VARIABLES,
+            num_devices=config.tensor_parallel,
+            sleeps_on_cpu=True,
         ),
         arguments=arguments,
         sampling=sampling_arguments,

@@ -54,7 +54,7 @@ class _Server:
 
         self._llm = LLM(**asked, worker_extension_cls="unirl.engines.vllm.worker_extension.WorkerExtension")
         config = self._llm.llm_engine.vllm_config.model_config
-        (inventory,) = self._llm.collective_rpc("unirl_inventory")
+        inventory, *_ = self._llm.collective_rpc("unirl_inventory")
         self._llm.collective_rpc("unirl_watch")
         return {"max_model_len": config.max_model_len, "weights": inventory}, {}
 
@@ -88,7 +88,8 @@ class _Server:
             engine.abort_request(added, internal=True)
             raise
         outputs = self._llm.wait_for_completion(use_tqdm=False)
-        (used,) = self._llm.collective_rpc("unirl_used")
+        # Every rank is given the same.
+        used, *_ = self._llm.collective_rpc("unirl_used")
         each = [used[output.request_id] for output in outputs]
         completions = [output.outputs[0] for output in outputs]
         return generated(
@@ -105,11 +106,13 @@ class _Server:
 
     def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Load weights from files. Raises unless exactly the weights sent are held afterwards."""
+        from unirl.engine_host.frames import raise_errors
+
         if asked["kind"] == "lora":
             method, further = "unirl_load_lora", (asked["scale"],)
         else:
             method, further = "unirl_load_full", ()
-        self._llm.collective_rpc(method, args=(asked["paths"], asked["checksum"], *further))
+        raise_errors(method, self._llm.collective_rpc(method, args=(asked["paths"], asked["checksum"], *further)))
         # vLLM drops adapters when full weights are replaced; a rejected update drops none.
         self._has_adapter = asked["kind"] == "lora"
         # It holds keys and values of the old weights.

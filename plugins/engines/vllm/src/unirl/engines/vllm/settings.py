@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from unirl.engine_host.text_engine import CPU_CACHE_MB
 
 from .config import VllmConfig
 
-__all__ = ["CPU_VARIABLES", "llm_arguments", "sampling_arguments", "variables"]
+__all__ = ["CPU_VARIABLES", "check_split", "llm_arguments", "sampling_arguments", "variables"]
 
 CPU_VARIABLES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_CI_ENV": "1"}
 """Cores are shared with training; by default vLLM pins its threads to them."""
@@ -24,6 +25,18 @@ def variables(config: VllmConfig) -> Mapping[str, str]:
     """Environment variables of vLLM."""
     mode = {"VLLM_BATCH_INVARIANT": "1"} if config.batch_invariant else {}
     return {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": config.log_level, **mode}
+
+
+def check_split(config: VllmConfig, folder: Path) -> None:
+    """Raise RecipeError for more ranks than the attention heads of the checkpoint divide among."""
+    file = folder / "config.json"
+    read = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    heads = read.get("text_config", read).get("num_attention_heads")
+    if heads and heads % config.tensor_parallel:
+        raise RecipeError(
+            f"engine.tensor_parallel: got {config.tensor_parallel}, expected a divisor of {heads}, the number of "
+            "attention heads."
+        )
 
 
 def llm_arguments(
@@ -44,6 +57,7 @@ def llm_arguments(
         "dtype": str(dtype).removeprefix("torch."),
         "max_num_seqs": config.max_num_seqs,
         "enforce_eager": config.enforce_eager or on_cpu,
+        "tensor_parallel_size": config.tensor_parallel,
         "enable_prefix_caching": config.prefix_caching,
         "seed": config.seed,
         # Log-probs under the tempered distribution that tokens are sampled from.

@@ -13,6 +13,7 @@ from unirl.core.types.media import spread
 
 __all__ = [
     "AestheticConfig",
+    "ClipDiversityConfig",
     "ClipScoreConfig",
     "EncoderConfig",
     "HpsV2Config",
@@ -46,6 +47,13 @@ class EncoderConfig(RewardConfig):
 @dataclass
 class ClipScoreConfig(EncoderConfig):
     path: str = "openai/clip-vit-large-patch14"
+
+
+@dataclass
+class ClipDiversityConfig(EncoderConfig):
+    path: str = "openai/clip-vit-large-patch14"
+    to: str = one_of("all", "nearest", default="all")
+    """The mean distance to the other samples of the group, or the distance to the `nearest`."""
 
 
 @dataclass

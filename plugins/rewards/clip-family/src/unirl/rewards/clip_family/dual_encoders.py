@@ -33,6 +33,7 @@ __all__ = [
     "build_hpsv2",
     "build_pickscore",
     "build_siglip",
+    "load_encoders",
     "pickscore_of",
 ]
 
@@ -147,7 +148,7 @@ def build_aesthetic(config: AestheticConfig, *, device: Any) -> EncoderReward:
     example = "sac+logos+ava1-l14-linearMSE.pth of github.com/christophschuhmann/improved-aesthetic-predictor"
     file = find_file(config.head, key=f"{key}.head", example=example)
     state = read_tensors(file, key=f"{key}.head")
-    model = _load(folder, CLIPModel, key=f"{key}.path")
+    model = load_encoders(folder, CLIPModel, key=f"{key}.path")
     head = build_head(state, width=model.config.projection_dim, key=f"{key}.head", file=file)
     # The text encoder is not needed.
     del model.text_model
@@ -159,7 +160,7 @@ def _dual(config: EncoderConfig, cls: Any, numbers: Numbers, *, name: str, devic
     key = f"reward.{name}"
     check_config(config, key=key)
     folder = find_folder(config.path, key=f"{key}.path", example=type(config).path)
-    model = _load(folder, cls, key=f"{key}.path")
+    model = load_encoders(folder, cls, key=f"{key}.path")
     processor = processor_folder(config, folder, reward=name)
     reader = prompt_reader(processor, max_tokens=_length_of(model), reward=name)
     preprocess = Preprocess.of_folder(processor, key=f"{key}.path")
@@ -171,7 +172,7 @@ def _length_of(model: Any) -> int:
     return model.config.text_config.max_position_embeddings
 
 
-def _load(folder: Path, cls: Any, *, key: str) -> Any:
+def load_encoders(folder: Path, cls: Any, *, key: str) -> Any:
     """The whole model in fp32 on the CPU. Raises RecipeError when it is of another kind, incomplete or damaged."""
     check_kind(folder, cls, key=key)
     try:

@@ -8,7 +8,17 @@ from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import RewardExample, RewardSpec
 
-__all__ = ["AESTHETIC", "CLIPSCORE", "HPSV2", "IMAGE_REWARD", "PICKSCORE", "SIGLIP", "VIDEO_PICKSCORE", "unirl_rewards"]
+__all__ = [
+    "AESTHETIC",
+    "CLIPSCORE",
+    "CLIP_DIVERSITY",
+    "HPSV2",
+    "IMAGE_REWARD",
+    "PICKSCORE",
+    "SIGLIP",
+    "VIDEO_PICKSCORE",
+    "unirl_rewards",
+]
 
 _HERE = "unirl.rewards.clip_family"
 _CAPABILITIES = {Cap.REWARD_SAMPLE, Cap.REWARD_DIFFERENTIABLE}
@@ -31,6 +41,19 @@ CLIPSCORE = RewardSpec(
     examples=_EXAMPLES,
     media="image",
     parts=_TEXT_PARTS,
+    tiny=f"{_HERE}.tiny:write_clip",
+)
+
+CLIP_DIVERSITY = RewardSpec(
+    name="clip-diversity",
+    summary="Distance to the other images of the prompt in CLIP's features",
+    build=f"{_HERE}.diversity:build",
+    config=f"{_HERE}.config:ClipDiversityConfig",
+    capabilities={Cap.REWARD_GROUP},
+    scale="1 less the cosine, 0 (all alike, or an image alone) to 2; about 0.1 to 0.5 on photos",
+    range=(0.0, 2.0),
+    examples=_EXAMPLES,
+    media="image",
     tiny=f"{_HERE}.tiny:write_clip",
 )
 
@@ -118,4 +141,4 @@ SIGLIP = RewardSpec(
 
 @hookimpl
 def unirl_rewards() -> list[RewardSpec]:
-    return [AESTHETIC, CLIPSCORE, HPSV2, IMAGE_REWARD, PICKSCORE, SIGLIP, VIDEO_PICKSCORE]
+    return [AESTHETIC, CLIPSCORE, CLIP_DIVERSITY, HPSV2, IMAGE_REWARD, PICKSCORE, SIGLIP, VIDEO_PICKSCORE]

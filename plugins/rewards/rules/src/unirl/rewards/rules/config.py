@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BrightnessConfig",
+    "DiversityConfig",
     "EditConfig",
     "ExactMatchConfig",
     "FunctionConfig",
@@ -57,6 +58,12 @@ class JpegSizeConfig(RewardConfig):
 @dataclass
 class BrightnessConfig(RewardConfig):
     pass
+
+
+@dataclass
+class DiversityConfig(RewardConfig):
+    to: str = one_of("all", "nearest", default="all")
+    """The mean distance to the other samples of the group, or the distance to the `nearest`."""
 
 
 @dataclass

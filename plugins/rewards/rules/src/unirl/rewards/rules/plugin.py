@@ -11,6 +11,7 @@ from unirl.core.types.data import MediaRef
 
 __all__ = [
     "BRIGHTNESS",
+    "DIVERSITY",
     "EDIT",
     "EXACT_MATCH",
     "FUNCTION",
@@ -132,6 +133,17 @@ BRIGHTNESS = RewardSpec(
     media="image",
 )
 
+DIVERSITY = RewardSpec(
+    name="diversity",
+    summary="Distance to the other samples of the prompt, by pixels or words",
+    build="unirl.rewards.rules.diversity:build",
+    config="unirl.rewards.rules.config:DiversityConfig",
+    capabilities={Cap.REWARD_GROUP},
+    scale="mean distance, 0 (all alike, or a sample alone) to 1",
+    range=(0.0, 1.0),
+    media="any",
+)
+
 EXACT_MATCH = RewardSpec(
     name="exact-match",
     summary="Whether the completion equals the prompt's answer, after normalisation",
@@ -175,4 +187,15 @@ FUNCTION = RewardSpec(
 
 @hookimpl
 def unirl_rewards() -> list[RewardSpec]:
-    return [SHAPES, SOFT_SHAPES, EDIT, MOVING_SHAPES, JPEG_SIZE, BRIGHTNESS, EXACT_MATCH, PIXEL_TARGET, FUNCTION]
+    return [
+        SHAPES,
+        SOFT_SHAPES,
+        EDIT,
+        MOVING_SHAPES,
+        JPEG_SIZE,
+        BRIGHTNESS,
+        DIVERSITY,
+        EXACT_MATCH,
+        PIXEL_TARGET,
+        FUNCTION,
+    ]
