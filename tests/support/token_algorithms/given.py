@@ -64,6 +64,7 @@ def track_of(given: TokenLossInputs) -> Track:
             mask=per_sample(given.valid),
         ),
         advantages=None if per_text is None else torch.tensor(per_text, dtype=torch.float32),
+        kl_weights=None if given.kl_weights is None else torch.tensor(given.kl_weights, dtype=torch.float32),
         sample_weights=torch.tensor(given.weights, dtype=torch.float32),
         status=tuple(Status.TRUNCATED if cut else Status.COMPLETED for cut in given.is_truncated),
     )

@@ -254,6 +254,7 @@ def test_the_algorithm_agrees_with_its_reference_under_every_setting() -> None:
         sde_steps=np.array([[0, 1]] * 4 + [[1, -1]]), advantages=random.normal(size=rows),
         weights=np.array([1.0, 1.0, 0.0, 2.0, 1.0]), progress=0.0, rewards=random.normal(size=rows),
         values=random.normal(size=(rows, steps)), old_values=random.normal(size=(rows, steps)),
+        kl_weights=np.array([0.0, 1.0, 1.0, 0.5, 1.0]),
     )  # fmt: skip
     # In the last row the first column holds step 1.
     given.g[4, 0] = 0.7 * math.sqrt(3)
@@ -264,7 +265,7 @@ def test_the_algorithm_agrees_with_its_reference_under_every_setting() -> None:
             torch.tensor(given.old_log_probs), sde_steps=torch.tensor(given.sde_steps),
             sigmas=torch.tensor(given.sigmas).float(), values=torch.tensor(given.old_values),
             advantages=torch.tensor(given.advantages), rewards=torch.tensor(given.rewards),
-            sample_weights=torch.tensor(given.weights),
+            sample_weights=torch.tensor(given.weights), kl_weights=torch.tensor(given.kl_weights),
         )  # fmt: skip
         forward = Given(
             torch.tensor(given.log_probs), means=torch.tensor(given.means),
@@ -309,6 +310,11 @@ CRITIC = ("algorithm.critic=true", "backend.critic.lr=1e-3")
         (("algorithm.critic=true",), "backend.critic.lr", "got null, but algorithm 'dpok' trains a critic"),
         (("backend.critic.lr=1e-3",), "backend.critic.lr", "does not train a critic"),
         ((*CRITIC, "advantage.clip=3"), "advantage.clip", "come from its critic"),
+        (
+            (*CRITIC, "+reward@reward.size=jpeg-size", "algorithm.kl_gate=0.1"),
+            "algorithm.kl_gate",
+            "algorithm 'dpok' does not compare the samples of a group",
+        ),
     ],
 )
 def test_bad_settings_are_refused_in_one_sentence(overrides: tuple[str, ...], key: str, says: str) -> None:

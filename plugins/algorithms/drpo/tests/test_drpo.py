@@ -203,6 +203,7 @@ def random_inputs() -> TokenLossInputs:
         valid=valid,
         # Multiples of 1/8, so that fp32 holds them.
         advantages=np.array([1.25, -0.5, 0.75, -1.5, 0.25, 2.0, -0.875]),
+        kl_weights=np.array([1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.5]),
         weights=np.array([1.0, 1.0, 1.0, 0.5, 1.0, 0.0, 1.0]),
         is_truncated=lengths == 9,
     )
@@ -233,6 +234,7 @@ def as_track(given: TokenLossInputs) -> Track:
             log_probs=old,
         ),
         advantages=torch.tensor(given.advantages, dtype=torch.float32),
+        kl_weights=None if given.kl_weights is None else torch.tensor(given.kl_weights, dtype=torch.float32),
         sample_weights=torch.tensor(given.weights, dtype=torch.float32),
         status=tuple(Status.TRUNCATED if cut else Status.COMPLETED for cut in given.is_truncated),
     )

@@ -124,6 +124,11 @@ def test_both_forms_of_the_kl_meet_their_identity() -> None:
     assert loss(FlowGrpoConfig(kl_coef=1.0, kl_form="flow-grpo-code"), flat) == pytest.approx(true / 12, rel=1e-12)
 
 
+def test_a_gated_kl_is_that_of_some_samples_over_the_number_of_all() -> None:
+    gated = golden(advantages=np.zeros(4), kl_weights=np.array([0.0, 1.0, 0.0, 1.0]))
+    assert loss(FlowGrpoConfig(kl_coef=1.0), gated) == pytest.approx((SHIFTS[1] + SHIFTS[3]) / 4, rel=1e-12)
+
+
 def test_schedules_shrink_the_clip() -> None:
     far = {"log_ratio": 1.0, "advantage": 1.0}
     assert [ppo(**far, clip_schedule=name) for name in ("constant", "linear", "cosine")] == [-1.2] * 3
@@ -223,6 +228,7 @@ def random_inputs() -> LossInputs:
         sde_steps=steps,
         sampler=SAMPLER,
         advantages=np.array([1.2, -0.4, 0.0, -1.5, 2.0]),
+        kl_weights=np.array([0.0, 1.0, 1.0, 0.5, 1.0]),
         weights=np.array([1.0, 1.0, 1.0, 1.0, 0.0]),
         progress=0.3,
     )
@@ -264,6 +270,7 @@ def loss_of_the_algorithm(config: FlowGrpoConfig, inputs: LossInputs) -> float:
             sampler=inputs.sampler,
         ),
         advantages=torch.tensor(inputs.advantages),
+        kl_weights=None if inputs.kl_weights is None else torch.tensor(inputs.kl_weights),
         sample_weights=torch.tensor(inputs.weights),
         status=(Status.COMPLETED,) * rows,
         policy_version=(0,) * rows,

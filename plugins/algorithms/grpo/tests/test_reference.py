@@ -74,6 +74,20 @@ def test_divergences_meet_the_golden_vectors(estimator: str, expected: float) ->
     assert loss_of_the_algorithm(config, one) == pytest.approx(expected, abs=5e-8)
 
 
+def test_a_gated_divergence_is_that_of_some_completions_over_the_number_of_all() -> None:
+    both = inputs(
+        [[-1.0], [-1.0]],
+        [0.0, 0.0],
+        old_log_probs=np.full((2, 1), -1.0),
+        reference_log_probs=np.array([[-1.2], [-3.0]]),
+        kl_weights=np.array([1.0, 0.0]),
+    )
+    config = GrpoConfig(kl_coef=1.0)
+    # Seven decimals.
+    assert loss(config, both) == pytest.approx(0.0187308 / 2, abs=5e-8)
+    assert loss_of_the_algorithm(config, both) == pytest.approx(0.0187308 / 2, abs=5e-8)
+
+
 def test_the_loss_takes_the_coefficient_of_its_step() -> None:
     """The divergence .0187308 above a target of .01, at a fifth of a horizon: half of it as before, .52 of it after."""
     one = inputs([[-1.0]], [0.0], old_log_probs=np.array([[-1.0]]), reference_log_probs=np.array([[-1.2]]))
@@ -115,6 +129,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
 
 def test_the_algorithm_agrees_with_its_reference_under_every_setting() -> None:
     given = random_inputs()
+    given = dataclasses.replace(given, kl_weights=np.arange(len(given.weights)) % 2)
     for values in itertools.product(*SETTINGS.values()):
         settings = dict(zip(SETTINGS, values, strict=True))
         kind, ratio = settings.pop("loss_and_ratio")

@@ -235,6 +235,14 @@ def test_its_recipes_match_with_any_number_of_samples_a_prompt() -> None:
         (("algorithm.kl_coef=0.1",), "backend.reference_copy", "needs a reference policy"),
         (
             (
+                "algorithm.kl_coef=0.1", "backend.reference_copy=true", "algorithm.kl_gate=0.1",
+                "+reward@reward.size=jpeg-size",
+            ),
+            "algorithm.kl_gate",
+            "algorithm 'flow-ppo' does not compare the samples of a group",
+        ),
+        (
+            (
                 "algorithm.kl_coef=0.1", "backend.reference_copy=true", "sampling.kernel=cps",
                 "+sampling.kernel_options.constants=false",
             ),

@@ -128,6 +128,8 @@ class LossInputs:
     """[n, S] current values of the critic, before each step."""
     old_values: Any = None
     """[n, S] its values when the advantages were computed."""
+    kl_weights: Any = None
+    """[n] factor of each sample's KL penalty; None is 1."""
     weights: Any
     """[n] weights of the samples; 0 excludes one."""
     progress: float
@@ -139,6 +141,10 @@ class LossInputs:
     def detached(self) -> Self:
         """Inputs that stay fixed under differentiation: read these inside a stop-gradient of the formula."""
         return self.fixed or self
+
+    def kl_weight(self, row: int) -> float:
+        """Factor of the KL penalty of one sample."""
+        return 1.0 if self.kl_weights is None else float(self.kl_weights[row])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +236,8 @@ class TokenLossInputs:
     """[n, S] its values when the advantages were computed."""
     returns: Any = None
     """[n, S] its value targets."""
+    kl_weights: Any = None
+    """[n] factor of each sample's KL penalty; None is 1."""
     weights: Any
     """[n] weights of the completions; 0 excludes one."""
     is_truncated: Any
@@ -245,6 +253,10 @@ class TokenLossInputs:
     def detached(self) -> Self:
         """Inputs that stay fixed under differentiation: read these inside a stop-gradient of the formula."""
         return self.fixed or self
+
+    def kl_weight(self, row: int) -> float:
+        """Factor of the KL penalty of one sample."""
+        return 1.0 if self.kl_weights is None else float(self.kl_weights[row])
 
 
 class LossInNumpy(Protocol):
@@ -279,14 +291,15 @@ def reward_loss(
 
 
 def token_divergence(config: TokenKlConfig, inputs: TokenLossInputs, row: int, token: int) -> float:
-    """Schulman's estimators (2020) of the KL to the reference, for one token."""
+    """Schulman's estimators (2020) of the KL to the reference, for one token, times the factor of its sample."""
     difference = float(inputs.log_probs[row, token] - inputs.reference_log_probs[row, token])
     estimate = {"k1": difference, "k2": difference**2 / 2, "k3": math.exp(-difference) - 1 + difference}
+    value = inputs.kl_weight(row) * estimate[config.kl_estimator]
     if not config.kl_weighs_by_ratio:
-        return estimate[config.kl_estimator]
+        return value
     # DeepSeek-V3.2, arXiv 2512.02556: the expectation is over samples of the old policy.
     ratio = math.exp(float(inputs.log_probs[row, token] - inputs.old_log_probs[row, token]))
-    return ratio * estimate[config.kl_estimator]
+    return ratio * value
 
 
 def clipped_token(config: TokenPolicyConfig, ratio: float, advantage: float) -> float:

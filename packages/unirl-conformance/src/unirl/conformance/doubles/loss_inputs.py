@@ -46,6 +46,7 @@ def loss_inputs(
         "weights": _numpy(track.sample_weights),
         "progress": progress,
         "advantages": None if track.advantages is None else _numpy(track.advantages),
+        "kl_weights": None if track.kl_weights is None else _numpy(track.kl_weights),
     }
     if setup.critic is not None:
         assert track.rewards is not None

@@ -311,6 +311,8 @@ class Track(Batch):
     """Weight of each reward in this step, which may differ from that of the recipe."""
     advantages: Array | None = rows(default=None)
     """[N] fp32."""
+    kl_weights: Array | None = rows(default=None)
+    """[N] fp32, factor of each sample's KL penalty; None is 1. `Algorithm.advantages` sets it."""
     sample_weights: Array = rows()
     """[N] fp32; 0 is padding or filtered."""
     status: tuple[Status, ...] = rows()

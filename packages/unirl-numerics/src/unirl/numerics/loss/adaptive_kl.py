@@ -1,14 +1,19 @@
-"""The KL coefficient as state of an algorithm: fixed, or adapted towards a target KL after each step."""
+"""The KL penalty of an algorithm: its coefficient, fixed or adapted to a target KL, and the samples that get it."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from .kl import next_kl_coefficient
+from .kl_gate import most_uncertain
 
 if TYPE_CHECKING:
+    from unirl.core.types.track import Track
     from unirl.numerics.loss.kl_config import KlConfig
 
 __all__ = ["AdaptiveKl"]
@@ -20,6 +25,9 @@ class AdaptiveKl:
     The coefficient is the algorithm's state. With `kl_target` it is multiplied after a step of n samples by
     1 + n / kl_horizon * clip(kl / kl_target - 1, -0.2, 0.2), kl being the mean over the step; without, it stays and
     there is no state. Source: Ziegler et al., arXiv 1909.08593, section 2.2.
+
+    With `kl_gate` below 1 only the most uncertain samples of each group get the penalty, see `most_uncertain`:
+    `advantages` goes through `with_kl_weights`, and the KL of the loss through `gated`.
     """
 
     def __init__(self, kl: KlConfig) -> None:
@@ -30,6 +38,27 @@ class AdaptiveKl:
     def kl_coef(self) -> float:
         """The coefficient of this step."""
         return self._kl_coef
+
+    def with_kl_weights(self, track: Track, *, reward_weights: Mapping[str, float]) -> Track:
+        """The track, all of it, with the `kl_weights` that `kl_gate` asks for. reward_weights: those of the recipe; a
+        reward of negative weight counts as its opposite."""
+        if not self._kl.kl_coef or self._kl.kl_gate == 1:
+            return track
+        assert track.rewards is not None
+        parts, combined = track.reward_parts, track.rewards
+        result = most_uncertain(
+            combined,
+            [-parts[name] if weight < 0 else parts[name] for name, weight in reward_weights.items()],
+            share=self._kl.kl_gate,
+            group_ids=track.group_ids,
+            sample_ids=track.sample_ids,
+            weights=track.sample_weights,
+        )
+        return dataclasses.replace(track, kl_weights=result)
+
+    def gated(self, kl: Tensor, track: Track) -> Tensor:
+        """The KL [n, S] of each token or step as the loss counts it. Every sample counts in the term's total."""
+        return kl if track.kl_weights is None else kl * track.kl_weights[:, None]
 
     def end_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Log the `kl_coef` of this step and compute that of the next.

@@ -28,9 +28,15 @@ class KlConfig(PartConfig):
     kl_horizon: float = limit(10_000.0, above=0)
     """Time scale of an adaptive coefficient, in samples: a step of n samples changes it by at most a fraction
     0.2 n / kl_horizon."""
+    kl_gate: float = limit(1.0, above=0, most=1)
+    """Share of the samples of each group that get the KL penalty, in (0, 1]: the most uncertain ones, which the trained
+    reward ranks furthest above their place by the single rewards, those of weight 0 included. The term is still divided
+    by the number of all samples, and `kl` in the log is the mean over all. 1 penalises every sample (GARDO, arXiv
+    2512.24138, which starts at 0.1 with a coefficient of 0.04 and adapts the share)."""
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterable[Reason]:
-        """A target that the coefficient cannot reach."""
+        """A target that the coefficient cannot reach, and a gate without a penalty or without rewards to compare."""
+        yield from self._of_the_gate(plan, stage)
         if self.kl_target is None:
             return
         if self.kl_coef == 0:
@@ -47,6 +53,38 @@ class KlConfig(PartConfig):
                 key=".kl_horizon",
                 text=f"got {self.kl_horizon:g}, expected at least the {samples} samples of one step; otherwise the "
                 "coefficient oscillates. Use a multiple, such as ten times as many.",
+            )
+
+    def _of_the_gate(self, plan: Plan | None, stage: Stage | None) -> Iterable[Reason]:
+        if self.kl_gate == 1:
+            return
+        if self.kl_coef == 0:
+            yield Reason(
+                key=".kl_gate",
+                text=f"got {self.kl_gate:g}, but there is no KL penalty: algorithm.kl_coef is 0. Set it to a number "
+                "such as 0.04, or leave kl_gate out.",
+            )
+        if plan is None or stage is None or stage.algorithm is None:
+            return
+        if not stage.needs.compares_groups:
+            yield Reason(
+                key=".kl_gate",
+                text=f"got {self.kl_gate:g}, but algorithm {stage.algorithm.name!r} does not compare the samples of a "
+                "group. Leave it out.",
+            )
+        elif plan.rows_compared(stage) < 2:
+            yield Reason(
+                key=".kl_gate",
+                text=f"got {self.kl_gate:g}, which ranks the samples of a group, and each group has one. Draw more, or "
+                "leave it out.",
+            )
+        credited = sum(child.settings.credit != "none" for child in plan.children(stage.name))
+        count = len(stage.rewards) + (stage.environment is not None) + credited
+        if count < 2:
+            yield Reason(
+                key=".kl_gate",
+                text=f"got {self.kl_gate:g}, which compares two rewards or more, and there is {count or 'none'}. Add "
+                "another, with weight 0 if it should not be trained on, or leave it out.",
             )
 
 

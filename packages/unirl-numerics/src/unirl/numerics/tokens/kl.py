@@ -74,4 +74,5 @@ class TokenKl(AdaptiveKl):
             old_log_probs=old_log_probs,
             config=self._token_kl,
         )
-        return [weights.term("kl", kl, scale=self.kl_coef)], {"kl": mean_over(kl, weights.counted)}
+        term = weights.term("kl", self.gated(kl, track), scale=self.kl_coef)
+        return [term], {"kl": mean_over(kl, weights.counted)}

@@ -58,6 +58,7 @@ class Dpok(StepLosses, AdaptiveKl, Algorithm):
         self._replays_anchor = train.old_log_probs != "engine"
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        track = self.with_kl_weights(track, reward_weights=self._reward_weights)
         return track_advantages(track, self._advantage, reward_weights=self._reward_weights)
 
     def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
@@ -82,7 +83,7 @@ class Dpok(StepLosses, AdaptiveKl, Algorithm):
                 reference = forward(track, policy="reference")
                 assert isinstance(reference, Replayed)
             kl = velocity_shift_squared(track.latent, new, reference)
-            terms.append(LossTerm(name="kl", values=kl, weights=counted, scale=self.kl_coef))
+            terms.append(LossTerm(name="kl", values=self.gated(kl, track), weights=counted, scale=self.kl_coef))
             metrics["kl"] = mean_over(kl, counted)
         return Losses(terms=terms, metrics=metrics)
 

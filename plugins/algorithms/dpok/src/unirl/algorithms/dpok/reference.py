@@ -25,7 +25,7 @@ def loss(config: DpokConfig, inputs: LossInputs) -> float:
             count += weight
             policy += weight * _policy(config, inputs, row, column)
             if config.kl_coef:
-                penalty += weight * _penalty(inputs, row, column)
+                penalty += weight * inputs.kl_weight(row) * _penalty(inputs, row, column)
             if config.critic:
                 value += weight * (float(inputs.values[row, column]) - float(inputs.rewards[row])) ** 2 / 2
     return (config.reward_weight * policy + config.kl_coef * penalty + value) / count if count else 0.0

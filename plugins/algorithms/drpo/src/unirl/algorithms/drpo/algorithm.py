@@ -57,6 +57,7 @@ class Drpo(TokenKl, Algorithm):
         self._horizon = config.horizon if config.aggregation == "seq-mean-token-sum-norm" else None
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        track = self.with_kl_weights(track, reward_weights=self._reward_weights)
         result, numbers = track_advantages(track, self._advantage, reward_weights=self._reward_weights)
         return result, {**text_numbers(track), **numbers}
 

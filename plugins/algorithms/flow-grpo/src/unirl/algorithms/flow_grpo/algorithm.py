@@ -76,6 +76,7 @@ class FlowGrpo(StepLosses, AdaptiveKl, Algorithm):
         self._replays = train.old_log_probs != "engine"
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        track = self.with_kl_weights(track, reward_weights=self._reward_weights)
         return track_advantages(track, self._advantage, reward_weights=self._reward_weights)
 
     def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
@@ -111,7 +112,7 @@ class FlowGrpo(StepLosses, AdaptiveKl, Algorithm):
                 reference = forward(track, policy="reference")
                 assert isinstance(reference, Replayed)
             kl = _kl(config.kl_form, track, new, reference)
-            values = kl * _step_weights(config.kl_step_weight, track)
+            values = self.gated(kl * _step_weights(config.kl_step_weight, track), track)
             terms.append(LossTerm(name="kl", values=values, weights=weights["kl"], scale=self.kl_coef))
             metrics["kl"] = mean_over(kl, weights["kl"])
         return Losses(terms=terms, metrics=metrics)

@@ -62,6 +62,7 @@ class Ddpo(FlowGrpo):
         self._now: dict[str, Rewards] = {}
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        track = self.with_kl_weights(track, reward_weights=self._reward_weights)
         parts, _ = counted_rewards(track, self._reward_weights)
         counted = [weight > 0 for weight in track.sample_weights.tolist()]
         earlier: dict[str, Rewards] = {}

@@ -24,7 +24,7 @@ def loss(config: FlowGrpoConfig, inputs: LossInputs) -> float:
         for column, step in enumerate(inputs.sde_steps[row]):
             if step >= 0:
                 policy.add(_policy(config, inputs, row, column), float(counts))
-                kl.add(_divergence(config, inputs, row, column), float(weight))
+                kl.add(inputs.kl_weight(row) * _divergence(config, inputs, row, column), float(weight))
     return policy.value + config.kl_coef * kl.value
 
 

@@ -68,6 +68,7 @@ class Grpo(TokenPolicyLoss, Algorithm):
             shaping["overlong"] = config.overlong_penalty * penalty
             counted = mean_over(shaping["overlong"], track.sample_weights)
             numbers["overlong_penalty"] = float(counted.total / counted.weight) if counted.weight else 0.0
+        track = self.with_kl_weights(track, reward_weights=self._reward_weights)
         result, further = track_advantages(track, self._advantage, reward_weights=self._reward_weights, shaping=shaping)
         return result, {**numbers, **further}
 
