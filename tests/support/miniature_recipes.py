@@ -58,6 +58,12 @@ def shorter(plan: Plan) -> Iterator[str]:
     yield f"data.prompts_per_step={prompts}"
     if plan.run.reward_overlap_groups:
         yield f"run.reward_overlap_groups={prompts // 2}"
+    # A step of 24 samples of 50 denoise steps takes minutes, and tries nothing that one of 4 does not. A tree has as many as
+    # its branches make.
+    least = max([4, *(stage.advantage.keep_best + stage.advantage.keep_worst for stage in plan.trained)])
+    has_trees = any("branch" in stage.algorithm.spec.name for stage in plan.trained if stage.algorithm is not None)
+    if plan.data.samples_per_prompt > least and not has_trees:
+        yield f"data.samples_per_prompt={least}"
     for choice in plan.rewards.values():
         if choice.spec.name in STAND_INS:
             yield from (f"~{choice.key}", *STAND_INS[choice.spec.name])
