@@ -112,6 +112,12 @@ def test_a_home_page_is_preferred_to_other_pages_and_has_https(tmp_path: Path) -
     assert 'home = "https://example.org/issues"' in line
 
 
+def test_an_author_in_two_fields_is_named_once(tmp_path: Path) -> None:
+    text = METADATA.replace("Author-email:", "Author: Ada Example\nAuthor-email: grace@example.org,")
+    (line,) = entries(installed(tmp_path, text), catalog=catalog(SPEC))["reward"]
+    assert 'by = "Ada Example, grace@example.org"' in line
+
+
 def test_an_editable_dist_is_sent_to_its_wheel(tmp_path: Path) -> None:
     dist = installed(tmp_path)
     (tmp_path / "acme_taste-1.2.dist-info" / "direct_url.json").write_text(

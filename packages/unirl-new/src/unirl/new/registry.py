@@ -122,8 +122,9 @@ def _maker(dist: Distribution) -> str:
     for role in ("Author", "Maintainer"):
         addresses = getaddresses(dist.metadata.get_all(f"{role}-email") or [])
         names = [*(dist.metadata.get_all(role) or []), *(name or address for name, address in addresses)]
-        if any(names):
-            return ", ".join(name for name in names if name)
+        # Some build backends give a name in both fields.
+        if distinct := dict.fromkeys(name for name in names if name):
+            return ", ".join(distinct)
     return ""
 
 
