@@ -7,8 +7,8 @@
 #
 #     docker build -t unirl:cpu --build-arg BASE=debian:bookworm-slim --build-arg ACCEL=cpu .
 #
-# ENGINE is a word of `unirl engine-env`, with options such as "vllm-omni --release 0.30.0". Several, separated by
-# commas, make one image of all of them. The driver comes from the host; the compiler is for kernels that engines build
+# ENGINE is passed to `unirl engine-env`, options included: "vllm-omni --release 0.30.0". Separate several with commas to
+# put them into one image. The driver comes from the host; the compiler is for kernels that engines build
 # on their first start.
 ARG BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04
 FROM ${BASE}
@@ -18,7 +18,6 @@ RUN apt-get update \
         ca-certificates g++ git libnuma1 python3 python3-dev python3-pip python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
-# The lock and the names of dists change less often than the code, but an editable install needs both.
 COPY . /opt/unirl
 ARG ACCEL=cuda
 RUN python3 /opt/unirl/bootstrap.py --accel "${ACCEL}" && rm -rf /root/.cache

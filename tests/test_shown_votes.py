@@ -36,12 +36,21 @@ def vote(words: list[str]) -> str:
     return result
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_diffusion_dpo_on_votes_by_a_rule_raises_what_the_rule_looks_at(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All commands of the page, in its order."""
-    monkeypatch.chdir(tmp_path)
+    """All commands of the page, in its order, with three seeds. Each raises the held-out mean. 64 votes are too few to
+    tell a gain of this size, so the win rate is that of all votes together."""
+    rates: list[float] = []
+    for seed in range(3):
+        (tmp_path / str(seed)).mkdir()
+        rates.append(win_rate(seed, tmp_path / str(seed), monkeypatch=monkeypatch, capsys=capsys))
+    assert sum(rates) / len(rates) > 50, rates
+
+
+def win_rate(seed: int, folder: Path, *, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> float:
+    """The printed win rate of the trained model, in percent, of equally many votes with each seed."""
+    monkeypatch.chdir(folder)
     printed = ""
     for command in re.findall(r"^    (unirl [^\n]*)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE):
         words = shlex.split(command)[1:]
@@ -54,12 +63,12 @@ def test_diffusion_dpo_on_votes_by_a_rule_raises_what_the_rule_looks_at(
         assert caught.value.code == 0, f"{command}: {output.err}"
         if words[0] == "vote":
             assert output.out == printed
-    rows = [json.loads(line) for line in (tmp_path / "votes-pairs.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "votes-pairs.jsonl").read_text().splitlines()]
     assert len(rows) >= 50
     before, after = (
-        events(tmp_path / "runs" / name, "evaluated")[-1]["metrics"]["score_mean"] for name in ("before", "after")
+        events(folder / "runs" / name, "evaluated")[-1]["metrics"]["score_mean"] for name in ("before", "after")
     )
     assert after > before
-    # 64 votes tell a gain of this size from none no better: on some CPUs B wins exactly half.
-    assert (match := re.search(r"B wins .* interval [\d.]+% to ([\d.]+)%", printed)) is not None
-    assert float(match[1]) > 50
+    match = re.search(r"B wins ([\d.]+)%", printed)
+    assert match is not None, printed
+    return float(match[1])

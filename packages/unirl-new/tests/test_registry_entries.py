@@ -1,4 +1,4 @@
-"""What `unirl registry validate` says of an installed dist. With real wheels: tests/test_release.py."""
+"""Checks of `unirl registry validate` on an installed dist. With real wheels: tests/test_release.py."""
 
 from __future__ import annotations
 

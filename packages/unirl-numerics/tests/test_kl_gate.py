@@ -30,7 +30,7 @@ def gate(
     ids: Sequence[str] | None = None,
     weights: Sequence[float] | None = None,
 ) -> list[float]:
-    """Of one trained reward and others of weight 0."""
+    """The gate for one trained reward beside others of weight 0."""
     parts = [torch.tensor(values) for values in (trained, *others)]
     return most_uncertain(
         parts[0],

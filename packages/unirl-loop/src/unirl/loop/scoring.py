@@ -12,6 +12,7 @@ from unirl.core.match.composition import counted_range
 from unirl.core.roles import Reward, ScoreInput
 from unirl.core.roles.environment import RETURN
 from unirl.core.types.array import Array
+from unirl.core.types.batch import rows_by_group
 from unirl.core.types.media import Media, MediaKind
 from unirl.core.types.track import TextSegment
 
@@ -236,13 +237,11 @@ def agreements(track: Track) -> dict[str, float]:
     names = [part for part in track.reward_parts if "/" not in part]
     if track.rewards is None or len(names) < 2:
         return {}
-    groups: dict[str, list[int]] = {}
-    for row, group in enumerate(track.group_ids):
-        groups.setdefault(group, []).append(row)
+    groups = list(rows_by_group(track.group_ids).values())
 
     def orders(values: Array) -> list[Array]:
-        """Of each group [n, n]: 1 where the first is higher, -1 where the second is, 0 for a tie or without a score."""
-        return [(values[rows, None] - values[None, rows]).sign().nan_to_num(nan=0.0) for rows in groups.values()]
+        """[n, n] for each group: 1 where the first is higher, -1 where the second is, 0 for ties and missing scores."""
+        return [(values[rows, None] - values[None, rows]).sign().nan_to_num(nan=0.0) for rows in groups]
 
     total, result = orders(track.rewards), dict[str, float]()
     for name in names:

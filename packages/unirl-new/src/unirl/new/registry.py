@@ -1,4 +1,4 @@
-"""What a plugin needs to be listed among the known parts, and its lines in that list."""
+"""Requirements for listing a plugin in the registry, and the lines to add for it."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from unirl.core.types.batch import rows_by_group
 
 __all__ = ["group_distance"]
 
@@ -18,11 +19,8 @@ def group_distance(
     distances: [n, n] of the samples in these rows, symmetric.  to: `all` is the mean over the others, `nearest` the
     least.
     """
-    groups: dict[str, list[int]] = {}
-    for row, group in enumerate(group_ids):
-        groups.setdefault(group, []).append(row)
     result = torch.zeros(len(group_ids))
-    for rows in groups.values():
+    for rows in rows_by_group(group_ids).values():
         if len(rows) > 1:
             pairs = distances(rows).to("cpu", torch.float32)
             itself = torch.eye(len(rows), dtype=torch.bool)
