@@ -1,4 +1,4 @@
-"""Algorithms with a state, a copy of the weights or a critic: a resumed run has the numbers of an uninterrupted one.
+"""Algorithms with a state, a copy of the weights, a critic or a fake score: a resumed run equals an uninterrupted one.
 
 That of DDPO's running statistics is in its plugin, on prompts that come again; those of Flow-GRPO are in `test_runs.py`.
 """
@@ -53,6 +53,7 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
             COPY,
         ),
     ),
+    "dmd2, fake score": ("quickstart-few-steps", ("backend.fake_score.steps_per_update=2", "train.updates_per_step=2")),
     "grpo, adaptive kl": ("quickstart-text", (COPY, *ADAPTIVE)),
     "drpo, adaptive kl": ("quickstart-text", ("algorithm=drpo", COPY, *ADAPTIVE)),
     "ppo, critic and adaptive kl": ("quickstart-text", ("algorithm=ppo", CRITIC, COPY, *ADAPTIVE)),

@@ -68,9 +68,10 @@ def shorter(plan: Plan) -> Iterator[str]:
         if choice.spec.name in STAND_INS:
             yield from (f"~{choice.key}", *STAND_INS[choice.spec.name])
     for stage in plan.trained:
-        if stage.needs.critic:
-            # Until then no policy is updated.
-            yield f"{stage.learner.backend.key}.critic.warmup_steps=0"  # type: ignore[union-attr]
+        for key, is_needed in (("critic", stage.needs.critic), ("fake_score", stage.needs.fake_score)):
+            if is_needed:
+                # Until then no policy is updated.
+                yield f"{stage.learner.backend.key}.{key}.warmup_steps=0"  # type: ignore[union-attr]
 
 
 def smaller(plan: Plan, factory: PartFactory) -> Iterator[str]:

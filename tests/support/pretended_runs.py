@@ -140,6 +140,8 @@ def _words(found: Found, factory: PartFactory) -> Iterator[str]:
         yield f"algorithm={spec.name}"
         if spec.needs.critic:
             yield from ("backend.critic.lr=1e-3", "backend.critic.warmup_steps=0")
+        if spec.needs.fake_score:
+            yield "backend.fake_score.lr=1e-3"
     else:
         key = "reward.tried"
         yield f"+reward@{key}={spec.name}"

@@ -75,6 +75,7 @@ class Clipped:
     """A clipped surrogate with replayed old log-probs, and the squared distance to another policy's means if asked."""
 
     trains_critic = False
+    trains_fake_score = False
     separates_steps = False
 
     def __init__(self, *, to: str | None = None) -> None:
@@ -160,6 +161,7 @@ class Judged:
     """REINFORCE with a critic: advantages are rewards less values, over their root mean square over all ranks."""
 
     trains_critic = True
+    trains_fake_score = False
     separates_steps = False
 
     def advantages(self, track):

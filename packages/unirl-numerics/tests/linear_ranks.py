@@ -110,6 +110,7 @@ class Weighted:
     """Rows weigh their weight times their valid steps; the loss is the advantage times the log-prob."""
 
     trains_critic = False
+    trains_fake_score = False
     separates_steps = False
 
     def __init__(self):

@@ -245,6 +245,7 @@ class Reinforce:
     """The token-mean of -A log p."""
 
     trains_critic = False
+    trains_fake_score = False
     separates_steps = False
 
     def with_old_log_probs(self, track, replay):

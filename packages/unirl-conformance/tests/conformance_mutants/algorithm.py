@@ -16,6 +16,7 @@ import unirl.rewards.rules.plugin
 from torch import Tensor
 from unirl.algorithms.crd.plugin import CRD
 from unirl.algorithms.dgpo.plugin import DGPO
+from unirl.algorithms.distillation.plugin import DMD2
 from unirl.algorithms.draft.plugin import DRAFT
 from unirl.algorithms.epg.plugin import EPG
 from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
@@ -133,7 +134,7 @@ def normalised(score: Any) -> Any:
 # A mutant is tried without the settings that need more; the healthy ones are tried with each.
 flow = partial(algorithm, replace(FLOW_GRPO, when={}))
 stateful = partial(algorithm, FLOW_GRPO)
-draft = partial(algorithm, DRAFT)
+draft, dmd2 = partial(algorithm, DRAFT), partial(algorithm, DMD2)
 crd, dgpo, epg = (partial(algorithm, replace(spec, when={})) for spec in (CRD, DGPO, EPG))
 
 # fmt: off
@@ -205,6 +206,11 @@ LATENT = [
     epg("drops-the-penalty", REFERENCE, "leaves out the divergence from the policy that sampled",
         spec={"trial": {"elbo_scale": 100.0}},
         arguments={"config": lambda config: replace(config, form="epg")}),
+    dmd2("doubles-its-own-score", REFERENCE, "compares the teacher with twice the velocity of the fake score",
+         changes=loss_with({"velocity": lambda _, velocity, track, x, sigma, policy="live": velocity(
+             track, x, sigma, policy=policy) * (2 if policy == "fake" else 1)})),
+    dmd2("learns-twice", REFERENCE, "weighs the loss of its fake score twice",
+         changes=values(lambda _, values, __: 2 * values, of="fake_score_loss")),
     draft("makes-them-worse", "a-step-raises-the-reward", "follows the gradient of the reward downwards",
           also=(REFERENCE,),
           changes=loss_with({"decode": lambda _, decode, track, x: decode(track, 2 * x.detach() - x)})),

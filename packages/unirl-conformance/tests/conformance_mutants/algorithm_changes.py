@@ -52,8 +52,8 @@ def trains_on(change: Callable[[Track], Mapping[str, Any]]) -> dict[str, Change]
 def values(change: Callable[..., Tensor], *, of: str = "loss") -> dict[str, Change]:
     """A loss with other values of its first term, which is the policy's. change: gets track, values and progress."""
 
-    def loss(_: Any, loss: Any, track: Track, *rest: Any, progress: float) -> Losses:
-        losses: Losses = loss(track, *rest, progress=progress)
+    def loss(_: Any, loss: Any, track: Track, *rest: Any, progress: float, **more: Any) -> Losses:
+        losses: Losses = loss(track, *rest, progress=progress, **more)
         first, *others = (cast(LossTerm, term) for term in losses.terms)
         return replace(losses, terms=[replace(first, values=change(track, first.values, progress)), *others])
 

@@ -1,8 +1,9 @@
-"""Backends that lose something between two steps, or whose critic is wrong."""
+"""Backends that lose something between two steps, or whose critic or fake score is wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from unirl.core.roles import WeightUpdate
 from unirl.core.specs.capability import Cap
 from unirl.core.types.track import Track
 
-from conformance_mutants.backend_wrapped import FULL, Wrapped, backend, exports, is_enabled
+from conformance_mutants.backend_wrapped import FULL, Wrapped, backend, each_algorithm, exports, is_enabled, scaled
 from conformance_mutants.changes import Change, closes_once, if_refused, returns, then, with_segment
 
 RESUMED, CRITIC = "a-resumed-training-is-the-uninterrupted-one", (*FULL, Cap.CRITIC)
+FAKE_SCORE = (*FULL, Cap.FAKE_SCORE)
 SNAPSHOT = "a-snapshot-keeps-the-state-of-its-moment"
 FOREIGN = ("belongs to another set-up", "was made with")
 """Words of the error about a foreign checkpoint."""
@@ -59,6 +61,21 @@ def with_critic(part: Wrapped, tensors: Mapping[str, Tensor]) -> Mapping[str, Te
     return {**tensors, "critic.head.weight": torch.zeros(1)} if is_enabled(part, Cap.CRITIC) else tensors
 
 
+@torch.no_grad()
+def leaks(part: Wrapped, *_: Any, **__: Any) -> None:
+    fake = part.inner.export_weights(policy="fake", kind="full").tensors if is_enabled(part, Cap.FAKE_SCORE) else {}
+    for name, param in part.trained().items() if fake else ():
+        param.add_(0.001 * fake[name])
+
+
+def stays_fake(_: Wrapped, policy: Any, which: str = "live") -> AbstractContextManager[None]:
+    return nullcontext() if which == "live" else policy(which)
+
+
+def takes_live(part: Wrapped, policy: Any, which: str = "live") -> AbstractContextManager[None]:
+    return nullcontext() if which == "fake" and not is_enabled(part, Cap.FAKE_SCORE) else policy(which)
+
+
 # fmt: off
 MUTANTS = [
     backend("forgets-moments", RESUMED, "starts the optimizer anew after loading", also=(SNAPSHOT,),
@@ -90,5 +107,18 @@ MUTANTS = [
     backend("no-values", "values-without-a-critic-are-refused",
             "gives a track without values where it keeps no critic", CRITIC,
             changes={"with_values": if_refused(lambda _, with_values, track: track)}),
+    backend("climbs", "a-fake-score-starts-as-the-policy-and-trains-by-torchs-adamw",
+            "trains the fake score away from its target", FAKE_SCORE,
+            changes=each_algorithm({"fake_score_loss": returns(lambda losses: scaled(losses, -1.0))})),
+    backend("stays-fake", "a-loss-of-the-fake-score-sees-the-live-policy",
+            "gives the fake score for the live policy while it is in use", FAKE_SCORE, changes={"policy": stays_fake}),
+    backend("leaks-the-fake-score", "a-fake-score-stays-with-the-backend",
+            "adds some of the fake score to the policy", FAKE_SCORE, changes={"train": then(leaks)}),
+    backend("forgets-the-fake-score", "a-resumed-fake-score-is-the-uninterrupted-one",
+            "starts the fake score anew after a checkpoint", FAKE_SCORE,
+            changes={"load": then(lambda part, _: is_enabled(part, Cap.FAKE_SCORE) and part.restart())}),
+    backend("takes-live-for-fake", "a-fake-score-that-is-not-kept-is-refused",
+            "gives the live policy for a fake score that it does not keep", FAKE_SCORE,
+            changes={"policy": takes_live}),
 ]
 # fmt: on

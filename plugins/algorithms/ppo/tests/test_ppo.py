@@ -225,6 +225,7 @@ def test_a_critic_without_its_algorithm_and_the_other_way_round_are_refused(benc
         """An algorithm without a critic."""
 
         trains_critic = False
+        trains_fake_score = False
         separates_steps = False
 
         def __init__(self) -> None:

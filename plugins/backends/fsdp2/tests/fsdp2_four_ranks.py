@@ -53,6 +53,7 @@ class Reinforce:
     """The loss - log p x advantage over the tokens of a text. `to` is a policy that is not compared."""
 
     trains_critic = False
+    trains_fake_score = False
     separates_steps = False
 
     def __init__(self, *, to=None):

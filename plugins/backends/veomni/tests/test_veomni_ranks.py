@@ -59,7 +59,7 @@ def test_ranks_give_the_gradients_weights_and_metrics_of_one_rank_of_fsdp2(world
     result, expected = worlds[0][world][case], alone(case)
     assert largest(result["gradients"], expected["gradients"]) < GRADIENT_BOUND
     # After three updates of lr g / eps at most: 3 x 1e-2 x (1e-6 x 1e-2) / 1e-4 = 3e-6 for gradients of up to 1e-2.
-    for kind in ("ema", "live", "critic"):
+    for kind in ("ema", "live", "critic", "fake"):
         for name, tensor in expected[kind].items():
             torch.testing.assert_close(result[kind][name], tensor, rtol=1e-4, atol=1e-5)
     assert result["metrics"].keys() == expected["metrics"].keys()

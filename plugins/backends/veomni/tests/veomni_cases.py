@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from toy_denoiser import Clipped, Judged, ToyModel, draw_adapters, gradients, make_steps, make_track
+from unirl.conformance.doubles.ppo import FakeScorePPO
 from unirl.core.roles import Job, Losses, LossTerm
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.inputs import Inputs
@@ -21,7 +22,7 @@ from unirl.models.wan.model import build as build_video
 from unirl.numerics.tokens.batches import pad_batch
 from unirl.numerics.tokens.rollout import generate_text
 from unirl.numerics.train.actions import action_mask
-from unirl.train_host.config import AverageConfig, CriticConfig, LoraSettings
+from unirl.train_host.config import AverageConfig, CriticConfig, FakeScoreConfig, LoraSettings
 from unirl.train_host.sharding import full
 
 FULL = {"trains": "full", "max_grad_norm": 0.05}
@@ -33,6 +34,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "full": {**FULL, "reference_copy": True},
         "anyprecision": {**FULL, "optimizer": "anyprecision_adamw"},
         "critic": {**LORA, "critic": CriticConfig(lr=3e-2, max_grad_norm=None)},
+        "fake-score": {**FULL, "fake_score": FakeScoreConfig(lr=3e-2, max_grad_norm=None, steps_per_update=2)},
         "bf16": {**FULL, "mixed_precision": "bf16", "activation_checkpointing": True},
         "experts": {**FULL, "mesh": {"expert": 2}},
         "experts-lora": {**LORA, "mesh": {"expert": 2}},
@@ -61,6 +63,7 @@ class Reinforce:
     """The loss - log p x advantage over the tokens of a text."""
 
     trains_critic = False
+    trains_fake_score = False
     separates_steps = False
 
     def with_old_log_probs(self, track, replay):
@@ -97,6 +100,8 @@ def make_rows(case, model) -> tuple[Track, Any]:
         return make_texts(), Reinforce()
     if case == "critic":
         return make_steps(), Judged()
+    if case == "fake-score":
+        return make_track(ToyModel()), FakeScorePPO()
     if kind == "image":
         return make_track(ToyModel()), Clipped()
     width = model.transformer.config.text_dim
@@ -182,6 +187,7 @@ def run(name, case, folder, *, rank=0, world=1, lazy=False):
         "live": dict(live.tensors),
         "checksum": live.checksum,
         "critic": {n: full(v) for n, v in backend._critic.tensors().items()} if backend._critic else {},
+        "fake": dict(backend.export_weights(kind=kind, policy="fake").tensors) if backend._fake_score else {},
         "ema": dict(backend.export_weights(kind=kind, policy="ema").tensors),
         "shards": {n: tuple(p.to_local().shape) for n, p in backend._held.items()} if world > 1 else {},
     }

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from unirl.numerics.tokens.policy_config import TokenPolicyConfig
 
 __all__ = [
+    "FurtherPoints",
     "LossInNumpy",
     "LossInputs",
     "PointLossInputs",
@@ -148,6 +149,18 @@ class LossInputs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FurtherPoints:
+    """Points that a loss asks for besides its first ones."""
+
+    x: Any
+    """[n, k, ...]."""
+    sigma: Any
+    """[n, k] their noise levels."""
+    velocities: Mapping[str, Any]
+    """Policy -> [n, k, ...], for each policy that the loss asked for there."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PointLossInputs:
     """Inputs of a loss over velocities at points that it chooses: fp64 NumPy arrays of n samples with k points each.
 
@@ -162,6 +175,8 @@ class PointLossInputs:
     """[n, k] their noise levels."""
     velocities: Mapping[str, Any]
     """Policy -> [n, k, ...], for each policy that the loss asked for there."""
+    further: Sequence[FurtherPoints] = ()
+    """Of an algorithm with a fake score: what its loss, and then that of the fake score, asks for at other points."""
     old_log_probs: Any = None
     """[n, k] that the algorithm froze before the first update, of losses with a ratio."""
     units: Sequence[Sequence[int]] = ()

@@ -53,7 +53,7 @@ def predicted_costs(
         if not isinstance(request.params, LatentRequest):
             continue  # Completion lengths are not known in advance.
         stage = plan.stage(name)
-        if stage.needs.trajectory == "none" or stage.needs.reward == "differentiable":
+        if stage.needs.log_probs == "none":
             continue  # Which points such a loss evaluates is its own affair.
         model = diffusion_model(parts.models[stage.learner.name])
         cost = latent_step_cost(

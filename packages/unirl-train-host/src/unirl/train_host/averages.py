@@ -66,6 +66,8 @@ def make_copies(live: Mapping[str, Tensor], config: ShardedConfig) -> dict[str, 
             copies[name] = Average(live, average)
     if config.reference_copy:
         copies["reference"] = WeightCopy(live)
+    if config.fake_score.lr is not None:
+        copies["fake"] = WeightCopy(live)
     return copies
 
 

@@ -28,6 +28,7 @@ from .config import ShardedConfig
 from .critic import Critic
 from .critic_nets import critic_net
 from .export import gathered
+from .fake_score import FakeScore
 from .optimizer import Optimizer
 from .policies import Policies
 from .prepare import check_blocks, check_ranks, prepare
@@ -48,6 +49,8 @@ __all__ = ["ShardedBackend"]
 
 CRITIC = "critic"
 """Folder of the critic within a checkpoint."""
+FAKE_SCORE = "fake_score"
+"""Folder of the fake score within a checkpoint."""
 Saved: TypeAlias = tuple[str, Mapping[str, Tensor], Mapping[str, Any]]
 """Name of a folder within a checkpoint, and its tensors and facts."""
 
@@ -85,7 +88,7 @@ class ShardedBackend(Backend):
         self._held: dict[str, Tensor] = dict(self._module.named_parameters())
         self._params = {name: param for name, param in self._held.items() if param.requires_grad}
         updates = steps * train.updates_per_step
-        self._optimizer = self._new_optimizer(total_steps=updates)
+        self._optimizer = self._new_optimizer(config, total_steps=updates)
         self._optimizer.scale_rates(scales)
         self._critic: Critic | None = None
         if net is not None:
@@ -101,14 +104,18 @@ class ShardedBackend(Backend):
                 updates=updates,
             )
         self._policies = Policies(self._module, params=self._params, config=config)
-        self._updater = ShardedUpdater(
+        over = partial(
+            ShardedUpdater,
             self._module,
-            self._optimizer,
             ranks=self._ranks,
             device=self._device,
             defer_sync=config.defer_gradient_sync,
-            after_step=partial(self._policies.move, "step"),
         )
+        self._updater = over(self._optimizer, after_step=partial(self._policies.move, "step"))
+        self._fake_score: FakeScore | None = None
+        if (fake := config.fake_score).lr is not None:
+            optimizer = self._new_optimizer(config.for_second(fake), total_steps=updates * fake.steps_per_update)
+            self._fake_score = FakeScore(fake, optimizer=optimizer, updater=over(optimizer), policies=self._policies)
         self._replay = TrackReplay(
             model,
             stacked=stacked,
@@ -145,8 +152,9 @@ class ShardedBackend(Backend):
         """Set tensors of the module, by their names in it, to the checkpoint's values."""
         model.fill(plain(tensors, trains=self._config.trains))
 
-    def _new_optimizer(self, *, total_steps: int) -> Optimizer:
-        return Optimizer(self._params, self._config, total_steps=total_steps)
+    def _new_optimizer(self, config: ShardedConfig, *, total_steps: int) -> Optimizer:
+        """Over the parameters that train. config: these settings, or those of what trains beside the policy."""
+        return Optimizer(self._params, config, total_steps=total_steps)
 
     def _view(self, tensor: Tensor) -> Tensor:
         """A tensor laid out as a parameter is, viewed as a shard of the whole tensor; the same memory."""
@@ -184,6 +192,7 @@ class ShardedBackend(Backend):
             version=self.version,
             progress=progress,
             critic=self._critic,
+            fake_score=self._fake_score,
             facts={"trainable_weights": float(self.num_trainable), "lora_layers": float(self.num_lora_layers)},
         )
 
@@ -302,10 +311,19 @@ class ShardedBackend(Backend):
             "moves": {name: copy.num_moves for name, copy in self._policies.averages.items()},
         }
         saved: list[Saved] = [("", {**self._weight_tensors(), **self._optimizer.moments()}, facts)]
-        if self._critic is not None:
-            optimizer = self._critic.optimizer
-            saved.append((CRITIC, {**self._critic.tensors(), **optimizer.moments()}, optimizer.facts()))
+        for place, optimizer, tensors in self._beside():
+            saved.append((place, {**tensors, **optimizer.moments()}, optimizer.facts()))
         return saved
+
+    def _beside(self) -> list[tuple[str, Optimizer, Mapping[str, Tensor]]]:
+        """Folder within a checkpoint, optimizer and weights of what trains beside the policy."""
+        beside: list[tuple[str, Optimizer, Mapping[str, Tensor]]] = []
+        if self._critic is not None:
+            beside.append((CRITIC, self._critic.optimizer, self._critic.tensors()))
+        if self._fake_score is not None:
+            weights = {f"weights/{name}": self._view(value) for name, value in self._fake_score.weights.items()}
+            beside.append((FAKE_SCORE, self._fake_score.optimizer, weights))
+        return beside
 
     def _write(self, folder: Path, saved: Sequence[Saved], *, group: ProcessGroup | None = None) -> None:
         is_writer, single = self._ranks.rank == 0, not self._ranks.is_grouped
@@ -325,10 +343,9 @@ class ShardedBackend(Backend):
         expected = self._weight_tensors()
         own = checkpoint.Opened(folder, setup=self._setup(), wanted=expected, moments=moments, single=single)
         opened = [(self._optimizer, own)]
-        if self._critic is not None:
-            optimizer = self._critic.optimizer
-            expected, moments = self._critic.tensors(), optimizer.moments(create=True)
-            there = checkpoint.Opened(folder / CRITIC, setup={}, wanted=expected, moments=moments, single=single)
+        for place, optimizer, expected in self._beside():
+            moments = optimizer.moments(create=True)
+            there = checkpoint.Opened(folder / place, setup={}, wanted=expected, moments=moments, single=single)
             opened.append((optimizer, there))
         for optimizer, one in opened:
             optimizer.resume(one.facts, one.read())
@@ -366,6 +383,7 @@ class ShardedBackend(Backend):
             # In their order, which counts.
             "lr_scales": [list(item) for item in self._config.lr_scales.items()] or None,
             "critic": True if self._critic else None,
+            "fake_score": True if self._fake_score else None,
             "reference_checksum": self._reference_checksum,
         }
 
@@ -392,3 +410,5 @@ class ShardedBackend(Backend):
             copy.to(device)
         if self._critic is not None:
             self._critic.to(device)
+        if self._fake_score is not None:
+            self._fake_score.optimizer.to(device)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from unirl.core.acceleration import BF16, FP16, FP32, Acceleration
 from unirl.core.limits import Reason, limit, one_of
@@ -17,7 +18,7 @@ from unirl.core.specs.part_config import BackendConfig, LauncherConfig
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["AverageConfig", "CriticConfig", "LoraSettings", "ShardedConfig", "needs_torchao"]
+__all__ = ["AverageConfig", "CriticConfig", "FakeScoreConfig", "LoraSettings", "ShardedConfig", "needs_torchao"]
 
 
 def needs_torchao(key: str, what: str) -> Iterator[Reason]:
@@ -60,21 +61,34 @@ class AverageConfig:
 
 
 @dataclass
-class CriticConfig:
-    """The critic, for algorithms that need one: a copy of the model with a scalar value head, in place of the output
-    projection of a text model and after that of a diffusion model. All of it is trained, even where the policy uses
-    LoRA; `betas`, `eps`, `weight_decay` and `lr_schedule` are the policy's."""
+class SecondConfig:
+    """What trains beside the policy, with its own optimizer. `betas`, `eps`, `weight_decay` and `lr_schedule` are the
+    policy's."""
 
     lr: float | None = limit(None, above=0)
-    """Learning rate of the critic, above 0; null means no critic."""
+    """Its learning rate, above 0; null means that there is none."""
     max_grad_norm: float | None = limit(1.0, above=0)
-    """Gradient norm that the critic's gradient is clipped to; null turns clipping off."""
+    """Gradient norm that its gradient is clipped to; null turns clipping off."""
     lr_warmup_steps: int = limit(0, least=0)
-    """Optimizer steps of the critic over which its learning rate rises linearly."""
+    """Its optimizer steps over which its learning rate rises linearly."""
     warmup_steps: int = limit(0, least=0)
-    """Critic warm-up: until the critic has taken this many optimizer steps, a training step trains only the critic."""
+    """Until it has taken this many optimizer steps, a training step trains it alone."""
     steps_per_update: int = limit(1, least=1)
-    """Optimizer steps of the critic after each update of the policy, all on that update's samples."""
+    """Its optimizer steps for each update of the policy, all on that update's samples: of a critic after it, of a fake
+    score before it."""
+
+
+@dataclass
+class CriticConfig(SecondConfig):
+    """The critic, for algorithms that need one: a copy of the model with a scalar value head, in place of the output
+    projection of a text model and after that of a diffusion model. All of it is trained, even where the policy uses
+    LoRA."""
+
+
+@dataclass
+class FakeScoreConfig(SecondConfig):
+    """The fake score, for algorithms that need one: a second copy of the weights that train, adapters with LoRA, which
+    starts as they do."""
 
 
 @dataclass
@@ -96,8 +110,8 @@ class ShardedConfig(BackendConfig):
     must be the first for a trainable parameter. Weight decay, `lr` times `weight_decay`, scales with it.
 
     0 freezes: no gradient, no optimizer state. Weights keep the values of the base checkpoint; adapters keep their
-    initial ones, with which a layer computes what it does without. Gradient norms are those of the rest. The critic is
-    not scaled."""
+    initial ones, with which a layer computes what it does without. Gradient norms are those of the rest. A critic
+    and a fake score are not scaled."""
     ema: AverageConfig = field(default_factory=AverageConfig)
     """Moving average of the weights, used as the policy `ema`."""
     lagged: AverageConfig = field(default_factory=lambda: AverageConfig(every="rollout"))
@@ -106,6 +120,8 @@ class ShardedConfig(BackendConfig):
     """Keep a copy of the initial weights as the reference policy. Not needed with LoRA, which disables the adapter."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """Settings of the critic, for algorithms that need one."""
+    fake_score: FakeScoreConfig = field(default_factory=FakeScoreConfig)
+    """Settings of the fake score, for algorithms that need one."""
     mixed_precision: str = one_of("none", "bf16", "fp16", default="none")
     """`bf16` or `fp16`: compute in that dtype, with fp32 master weights and fp32 gradient reduction. fp16 uses dynamic
     loss scaling."""
@@ -137,6 +153,13 @@ class ShardedConfig(BackendConfig):
         "quantize": Acceleration(scope="both", error={"int8": 1 / 254, "nf4": 0.152}),
     }
 
+    def for_second(self, second: SecondConfig) -> Self:
+        """These settings with the optimizer's of a critic or a fake score, which there is."""
+        assert second.lr is not None
+        return dataclasses.replace(
+            self, lr=second.lr, max_grad_norm=second.max_grad_norm, lr_warmup_steps=second.lr_warmup_steps
+        )
+
     @property
     def fills_weights(self) -> bool:
         """See `BackendConfig`: quantized layer by layer, so that the model is never held in its dtype, or read to CPU
@@ -149,12 +172,12 @@ class ShardedConfig(BackendConfig):
         return False
 
     def kept(self, *, shard: int, sequence: int, optimizer_bytes: float = 8) -> TrainingMemory | None:
-        """Memory that a backend keeps on a mesh without tensor parallelism; None with a critic, a separate model.
+        """Memory that a backend keeps on a mesh without tensor parallelism; None with a critic or a fake score.
 
         shard: ranks of one copy of the weights, 0 for all.  sequence: of those, ranks that share the tokens of a row.
         optimizer_bytes: state of a trained parameter, on average.
         """
-        if self.critic.lr is not None:
+        if self.critic.lr is not None or self.fake_score.lr is not None:
             return None
         averages = {"ema": self.ema.kind, "lagged": self.lagged.kind}
         # Dedicated workers answer for the reference policy, but a copy that was asked for is kept.
@@ -309,6 +332,17 @@ class ShardedConfig(BackendConfig):
                 text=f"got {stage.algorithm.name!r}, which trains a critic of denoise steps; backends build one of "
                 f"tokens for model {stage.model.name!r}, which also writes. Use an algorithm without a critic, such as "
                 "flow-grpo.",
+            )
+        if needs.fake_score and self.fake_score.lr is None:
+            yield Reason(
+                key=".fake_score.lr",
+                text=f"got null, but {asks} trains a fake score; set its learning rate, such as backend.lr.",
+            )
+        if self.fake_score.lr is not None and not needs.fake_score:
+            yield Reason(
+                key=".fake_score.lr",
+                text=f"got {self.fake_score.lr}, but {asks} does not train a fake score. Set it to null, or use an "
+                "algorithm that does, such as dmd2.",
             )
         if self.critic.lr is not None and not needs.critic:
             yield Reason(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,6 @@ class Critic:
 
         packing, stacked: see `CriticNet.values`.  updates: of the policy over the run, for the schedule of its rate.
         """
-        assert config.critic.lr is not None
         self.net = net
         self._packing, self._stacked = packing, stacked
         self._warmup_steps = config.critic.warmup_steps
@@ -64,14 +62,8 @@ class Critic:
         if is_empty(net):
             net.fill(model)
         params = {name: param for name, param in net.named_parameters() if param.requires_grad}
-        own = dataclasses.replace(
-            config,
-            lr=config.critic.lr,
-            max_grad_norm=config.critic.max_grad_norm,
-            lr_warmup_steps=config.critic.lr_warmup_steps,
-        )
         total = updates * self.steps_per_update
-        self.optimizer = Optimizer(params, own, total_steps=total)
+        self.optimizer = Optimizer(params, config.for_second(config.critic), total_steps=total)
 
     @property
     def is_alone(self) -> bool:

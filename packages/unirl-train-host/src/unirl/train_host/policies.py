@@ -46,24 +46,30 @@ class Policies:
 
     @contextmanager
     def use(self, which: Policy) -> Iterator[None]:
-        """Use these weights inside the block; the live ones are restored after it, bit for bit, also after an error.
+        """Use these weights inside the block; those before are restored after it, bit for bit, also after an error.
 
         Raises RecipeError for a policy that is not kept.
         """
         if which == self.using:
             yield
             return
-        self.check_live(f"policy {which!r} was requested")
-        switch = self.switch(which)
-        reshard(self._module)
-        switch(True)
-        self.using = which
+        if self.using != "fake":
+            self.check_live(f"policy {which!r} was requested")
+        before = self.using
+        self._turn(which)
         try:
             yield
         finally:
-            reshard(self._module)
-            switch(False)
-            self.using = "live"
+            self._turn(before)
+
+    def _turn(self, which: Policy) -> None:
+        """Give the module these weights."""
+        turns: tuple[tuple[Policy, bool], ...] = ((self.using, False), (which, True))
+        switches = [(self.switch(policy), on) for policy, on in turns if policy != "live"]
+        reshard(self._module)
+        for switch, on in switches:
+            switch(on)
+        self.using = which
 
     def switch(self, which: Policy) -> Callable[[bool], None]:
         """A function that switches to a policy (True) and back (False). Raises RecipeError for one that is not kept."""
@@ -74,7 +80,8 @@ class Policies:
             from .adapters import switch_lora
 
             return lambda on: switch_lora(self._module, on=not on)
-        key = "reference_copy=true" if which == "reference" else f"{which}.kind, such as constant"
+        keys = {"reference": "reference_copy=true", "fake": "fake_score.lr, such as 1e-5"}
+        key = keys.get(which, f"{which}.kind, such as constant")
         raise RecipeError(f"backend: policy {which!r} is needed, but not kept. Set backend.{key}.")
 
     def shard_of(self, name: str, held: Tensor, policy: Policy) -> Tensor:

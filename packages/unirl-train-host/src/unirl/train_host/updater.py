@@ -36,7 +36,7 @@ class ShardedUpdater:
         ranks: Ranks,
         device: torch.device,
         defer_sync: bool,
-        after_step: Callable[[], None],
+        after_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = device
         self._module = module

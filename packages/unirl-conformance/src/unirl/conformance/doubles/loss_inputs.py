@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from unirl.conformance.reference import LossInputs, PointLossInputs, RewardLossInputs, TokenLossInputs
+from unirl.conformance.reference import FurtherPoints, LossInputs, PointLossInputs, RewardLossInputs, TokenLossInputs
 from unirl.core.roles import Forward, Policy, Replayed, ReplayedTokens
 from unirl.core.types.track import Status, Track
 from unirl.numerics.tokens.batches import pad_batch
@@ -108,21 +108,21 @@ def _distributions(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def point_inputs(setup: TrainingSetup, track: Track, *, progress: float) -> PointLossInputs:
-    """track: with old log-probs. The points are those that the loss asks for, which must be the same for every
-    policy."""
-    recorded = _recorded(setup, track, progress=progress)
-    points = list(recorded.points.values())
+    """track: with old log-probs. The points are those that the loss asks for, which must be the same for every policy
+    unless there is a fake score."""
+    points = _recorded(setup, track, progress=progress).points
     assert points, "the spec needs no trajectory, and loss() asks for no velocity"
-    x, sigma, _ = points[0]
-    assert all(torch.equal(x, other) for other, _, _ in points), "policies are asked for at different points"
+    first, *further = points
+    assert not further or setup.fake_score is not None, "policies are asked for at different points"
     old = track.latent.log_probs
     # An algorithm without advantages weighs nothing by them.
     advantages = torch.zeros(track.num_rows) if track.advantages is None else track.advantages
     return PointLossInputs(
         clean=_numpy(track.latent.final),
-        x=_numpy(x),
-        sigma=_numpy(sigma),
-        velocities={policy: _numpy(velocity) for policy, (_, _, velocity) in recorded.points.items()},
+        x=first.x,
+        sigma=first.sigma,
+        velocities=first.velocities,
+        further=further,
         old_log_probs=None if old is None else _numpy(old),
         units=track.units(),
         advantages=_numpy(advantages),
@@ -148,18 +148,24 @@ def reward_inputs(
 
 
 class _Recorder(ForwardWrapper):
-    """Keeps the points that a loss asks for and the answers, by policy, and the images that it decodes."""
+    """Keeps the points that a loss asks for with the answers, and the images that it decodes."""
 
     def __init__(self, forward: Forward) -> None:
         super().__init__(forward)
-        self.points: dict[Policy, tuple[Tensor, Tensor, Tensor]] = {}
+        self.points: list[FurtherPoints] = []
+        """The answers, by the points at which policies were asked for, in their order."""
         self.images: list[Tensor] = []
 
     def velocity(
         self, track: Track, x: Tensor, sigma: Tensor, *, policy: Policy = "live", guided: bool = False
     ) -> Tensor:
         result = super().velocity(track, x, sigma, policy=policy, guided=guided)
-        self.points[policy] = (x, sigma, result)
+        there, level = _numpy(x), _numpy(sigma)
+        known = [each for each in self.points if np.array_equal(each.x, there) and np.array_equal(each.sigma, level)]
+        if not known:
+            known = [FurtherPoints(x=there, sigma=level, velocities={})]
+            self.points += known
+        cast("dict[str, Any]", known[0].velocities)[policy] = _numpy(result)
         return result
 
     def decode(self, track: Track, latents: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ REWARD_STEP = 1e-2
 """The same for rewards, whose images are fp32."""
 WEIGHT_STEP = 1e-2
 """The same for a step of all weights, in fp32."""
+FAKE = "velocity of the fake score"
 
 InputsOf = Callable[[float], Any]
 Reference = Callable[[Any], float]
@@ -138,6 +139,8 @@ class _Leaves(ForwardWrapper):
         self, track: Track, x: Tensor, sigma: Tensor, *, policy: Policy = "live", guided: bool = False
     ) -> Tensor:
         result = super().velocity(track, x, sigma, policy=policy, guided=guided)
+        if policy == "fake" and result.requires_grad:
+            return self.leaf(FAKE, result)
         if policy != "live":
             return result
         self.velocities.append(result.detach())
@@ -185,6 +188,12 @@ class _CutCritic:
 
 def _moved(inputs: Any, name: str, change: Tensor) -> Any:
     """The inputs with one result of the live policy moved."""
+    if isinstance(inputs, PointLossInputs) and name == FAKE:
+        *before, last = inputs.further
+        velocities = {**last.velocities, "fake": last.velocities["fake"] + change.numpy()}
+        return dataclasses.replace(
+            inputs, further=[*before, dataclasses.replace(last, velocities=velocities)], fixed=inputs
+        )
     if isinstance(inputs, PointLossInputs):
         assert name == "velocity 1", "loss() asks the live policy more than once"
         velocities = {**inputs.velocities, "live": inputs.velocities["live"] + change.numpy()}

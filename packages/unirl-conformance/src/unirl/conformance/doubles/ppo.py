@@ -1,5 +1,5 @@
 """Small algorithms, so that backends can be tried without an algorithm plugin: PPO over SDE steps or tokens, PPO with a
-critic, and DPO."""
+critic or a fake score, and DPO."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unirl.numerics.train.actions import action_mask, per_action, with_per_actio
 
 from .track_numbers import log_probs_of
 
-__all__ = ["CLIP", "DPO", "PPO", "PULL", "Call", "CriticPPO", "clipped", "squared_distance"]
+__all__ = ["CLIP", "DPO", "PPO", "PULL", "Call", "CriticPPO", "FakeScorePPO", "clipped", "squared_distance"]
 
 CLIP = 0.2
 """Clip range of the ratio."""
@@ -104,6 +104,40 @@ class CriticPPO(PPO):
     def critic_loss(self, track: Track, values: Tensor, *, progress: float) -> Losses:
         errors = (values - per_action(track, "returns")).square()
         return Losses(terms=[LossTerm(name="value", values=errors, weights=self.critic_weights(track)["value"])])
+
+
+class FakeScorePPO(PPO):
+    """A `unirl.core.roles.Algorithm` over latents: the policy follows the track's advantages, the velocity of the fake
+    score a constant."""
+
+    trains_fake_score = True
+
+    def __init__(self, *, target: float = 1.0) -> None:
+        super().__init__()
+        self._target = target
+        self.seen: list[tuple[Tensor, bool]] = []
+        """Velocity of the live policy in each loss of the fake score, and whether it has a gradient."""
+
+    @staticmethod
+    def points(track: Track) -> tuple[Tensor, Tensor]:
+        """x [n, ...] and sigma [n], where each trajectory starts."""
+        segment = track.latent
+        return segment.latents[:, 0].float(), segment.sigmas[:1].expand(track.num_rows).to(segment.latents.device)
+
+    @staticmethod
+    def errors(velocity: Tensor, target: float) -> Tensor:
+        """[n, ...] -> [n]."""
+        return (velocity - target).square().flatten(1).mean(dim=1)
+
+    def fake_score_weights(self, track: Track) -> dict[str, Tensor]:
+        return {"fake": track.sample_weights}
+
+    def fake_score_loss(self, track: Track, forward: Forward, *, progress: float, repeat: int) -> Losses:
+        x, sigma = self.points(track)
+        live = forward.velocity(track, x, sigma)
+        self.seen.append((live.detach(), live.requires_grad))
+        errors = self.errors(forward.velocity(track, x, sigma, policy="fake"), self._target)
+        return Losses(terms=[LossTerm(name="fake", values=errors, weights=track.sample_weights)])
 
 
 class DPO(PPO):

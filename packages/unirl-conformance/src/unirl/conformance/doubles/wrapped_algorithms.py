@@ -24,6 +24,8 @@ class AlgorithmWrapper(Algorithm):
         self.trains_critic = algorithm.trains_critic
         self.after_anchor, self.critic_weights = algorithm.after_anchor, algorithm.critic_weights
         self.critic_loss = algorithm.critic_loss
+        self.trains_fake_score = algorithm.trains_fake_score
+        self.fake_score_weights, self.fake_score_loss = algorithm.fake_score_weights, algorithm.fake_score_loss
         self.separates_steps, self.pieces = algorithm.separates_steps, algorithm.pieces
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:

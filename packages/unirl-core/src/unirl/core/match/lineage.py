@@ -78,11 +78,11 @@ def _same_updates(stages: list[Stage]) -> Iterator[Reason]:
                 text=f"got {values} for stages of one model, expected one value: each optimizer step takes a share of "
                 "all of them.",
             )
-    if len(stages) > 1 and any(stage.needs.critic for stage in stages):
+    if len(stages) > 1 and any(stage.needs.critic or stage.needs.fake_score for stage in stages):
         yield Reason(
             key="algorithm",
             text=f"stages {', '.join(stage.name for stage in stages)} train one model together, and an algorithm of "
-            "theirs trains a critic, which works for a model with one stage. Choose algorithms without a critic.",
+            "theirs trains a critic or a fake score, which works for a model with one stage. Choose others.",
         )
 
 

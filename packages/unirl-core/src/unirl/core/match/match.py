@@ -238,6 +238,8 @@ def _backend(
             yield from lacks("backend", backend, ways[0], asks=f"{asks} with a KL penalty to the reference policy")
     if needs.critic:
         yield from lacks("backend", backend, Cap.CRITIC, asks=asks)
+    if needs.fake_score:
+        yield from lacks("backend", backend, Cap.FAKE_SCORE, asks=asks)
     if needs.sampler != "live":
         cap = Cap.LAGGED_POLICY if needs.sampler == "lagged" else Cap.EMA
         yield from lacks(

@@ -81,10 +81,18 @@ class Algorithm(Protocol):
     trajectory (`LatentSegment.scored_steps`). Engines never see it. After the old-log-prob pass, and before the first
     update, `segment.values` has its predictions; then `after_anchor` is called, once. The terms of `loss` train the
     policy alone, those of `critic_loss` the critic alone, each with its own optimizer.
+
+    Fake score, of an algorithm with `trains_fake_score`: a second copy of the weights that train, which starts as they
+    do and learns the velocity of the policy's own samples (distribution matching distillation, arXiv 2311.18828). The
+    losses of both ask for it as the policy `fake`; the terms of `fake_score_loss` train it alone, with its own
+    optimizer, before each update of the policy. Engines never see it.
     """
 
     trains_critic: bool = False
     """Whether its advantages come from a critic. Its spec then says `Needs(critic=True)`."""
+
+    trains_fake_score: bool = False
+    """Whether it trains a fake score. Its spec then says `Needs(fake_score=True)`."""
 
     separates_steps: bool = False
     """Whether its losses over latents are sums over the steps, or drawn points, of a sample. Each can then be replayed,
@@ -119,7 +127,8 @@ class Algorithm(Protocol):
 
     def pieces(self, track: Track) -> Sequence[Track]:
         """A micro-batch of latents in parts of one step, or one drawn point, of every row: the terms and weights of
-        `loss`, `loss_weights`, `critic_loss` and `critic_weights` for these parts add up to those of the whole.
+        `loss` and `loss_weights` for these parts add up to those of the whole, and so do those of a critic or fake
+        score.
 
         Called after the old-log-prob pass, if `separates_steps`. Equally many on every rank, in the same order.
         """
@@ -166,3 +175,14 @@ class Algorithm(Protocol):
         values: [n, S] fp32 with gradient, its predictions now, S the most actions of any row; 0 where there is none.
         """
         raise absent("algorithm", self, "critic_loss", "with `trains_critic`")
+
+    def fake_score_weights(self, track: Track) -> Mapping[str, Array]:
+        """Weights of the terms of `fake_score_loss`, as `loss_weights` gives those of `loss`: name -> [n, ...]."""
+        raise absent("algorithm", self, "fake_score_weights", "with `trains_fake_score`")
+
+    def fake_score_loss(self, track: Track, forward: Forward, *, progress: float, repeat: int) -> Losses:
+        """Loss terms of one micro-batch for the fake score; only the policy `fake` has a gradient.
+
+        repeat: which of the fake score's steps before this update of the policy it is, from 0; each draws other noise.
+        """
+        raise absent("algorithm", self, "fake_score_loss", "with `trains_fake_score`")

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Forward", "Policy", "Replayed", "ReplayedTokens"]
 
-Policy = Literal["live", "reference", "ema", "lagged"]
-"""Which weights a forward uses: those that train, the initial ones, their average, or the lagged policy."""
+Policy = Literal["live", "reference", "ema", "lagged", "fake"]
+"""Which weights a forward uses: those that train, the initial ones, their average, the lagged policy, or the fake score
+(see `Algorithm`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,8 @@ class ReplayedTokens:
 class Forward(Protocol):
     """The policy as a loss uses it: a replay, the velocity at any point, and decoding.
 
-    With gradient for the policy `live`, unless in no_grad; without for every other policy. Ranks that train together
-    must ask equally often, with equally many columns of points.
+    With gradient for the policy `live`, in a loss of the fake score for `fake` alone, unless in no_grad; without for
+    every other policy. Ranks that train together must ask equally often, with equally many columns of points.
     """
 
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:

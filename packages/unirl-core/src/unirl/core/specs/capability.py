@@ -104,6 +104,9 @@ class Cap(StrEnum):
     CRITIC = "critic", "backend"
     """Keeps a separate critic, for tokens and for denoise steps, and trains it with its own optimizer; engines never
     see it."""
+    FAKE_SCORE = "fake-score", "backend"
+    """Keeps a second copy of what it trains, the fake score of distribution matching, and trains it with its own
+    optimizer; engines never see it."""
     THROUGH_SAMPLER = "through-sampler", "backend"
     """Backpropagates a reward through the sampler."""
     # Rewards.
@@ -134,6 +137,8 @@ class Needs:
     media."""
     critic: bool = False
     """Needs a critic, trained alongside."""
+    fake_score: bool = False
+    """Needs a fake score, trained alongside."""
     stochastic: bool = False
     """Needs steps with noise: eta 0 and deterministic kernels are refused."""
     multi_update: bool = True

@@ -102,8 +102,8 @@ class Spec:
 
     Those of `Cap.EMA` and `Cap.LAGGED_POLICY` give an average with a constant decay of 0.75, a = 0.75 a + 0.25 live,
     that starts at the initial weights and moves after every optimizer step (EMA) or at the end of every rollout (lagged
-    policy): conformance computes it again. Those of `Cap.CRITIC` give one that trains with a rate of 0.001 from its
-    first step, and no bound on its gradient.
+    policy): conformance computes it again. Those of `Cap.CRITIC` and `Cap.FAKE_SCORE` give one that trains with a rate
+    of 0.001 from its first step, once beside each update of the policy, and no bound on its gradient.
     """
     trial: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Settings for conformance, by dotted config key, where the defaults do not suit a miniature."""

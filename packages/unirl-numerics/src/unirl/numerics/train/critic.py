@@ -1,4 +1,5 @@
-"""The critic in the train stack: values after the old-log-prob pass, and the critic's updates."""
+"""What trains beside the policy, in the train stack: a critic, with its values after the old-log-prob pass, or a fake
+score."""
 
 from __future__ import annotations
 
@@ -14,27 +15,31 @@ from .actions import action_mask, per_action, with_per_action
 
 if TYPE_CHECKING:
     from ..loss.tally import Reducer, Tally
-    from .updater import CriticUpdater, Updater
+    from .updater import CriticUpdater, FakeScoreUpdater, Updater
 
-__all__ = ["critic_pair", "estimated", "with_values"]
+__all__ = ["check_seconds", "estimated", "with_values"]
 
 
-def critic_pair(algorithm: Algorithm, critic: CriticUpdater | None) -> tuple[Algorithm, CriticUpdater] | None:
-    """The algorithm and its critic, if it trains one.
-
-    Raises BatchError if there is one without the other.
-    """
-    if algorithm.trains_critic and critic is None:
-        raise BatchError(
-            f"algorithm: {type(algorithm).__name__} trains a critic, and the backend keeps none; configure one "
-            "(fsdp2: backend.critic.lr)."
-        )
-    if critic is not None and not algorithm.trains_critic:
-        raise BatchError(
-            f"backend: it keeps a critic, and {type(algorithm).__name__} trains none; leave the critic out (fsdp2: "
-            "backend.critic.lr=null)."
-        )
-    return None if critic is None else (algorithm, critic)
+def check_seconds(
+    algorithms: Sequence[Algorithm], *, critic: CriticUpdater | None, fake_score: FakeScoreUpdater | None
+) -> None:
+    """Raises BatchError for an algorithm without the critic or the fake score that it trains, for one that is there
+    without an algorithm that trains it, and where several algorithms train one model with it."""
+    for what, key, kept in (("critic", "critic", critic), ("fake score", "fake_score", fake_score)):
+        for algorithm in algorithms:
+            is_trained = algorithm.trains_critic if key == "critic" else algorithm.trains_fake_score
+            if is_trained and kept is None:
+                raise BatchError(
+                    f"algorithm: {type(algorithm).__name__} trains a {what}, and the backend keeps none; configure one "
+                    f"(fsdp2: backend.{key}.lr)."
+                )
+            if kept is not None and not is_trained:
+                raise BatchError(
+                    f"backend: it keeps a {what}, and {type(algorithm).__name__} trains none; leave the {what} out "
+                    f"(fsdp2: backend.{key}.lr=null)."
+                )
+        if kept is not None and len(algorithms) > 1:
+            raise BatchError(f"algorithm: a {what} is trained by one job, got {len(algorithms)} jobs of one model.")
 
 
 def with_values(track: Track, critic: CriticUpdater) -> Track:

@@ -23,6 +23,11 @@ class ForwardWrapper:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
 
+    @property
+    def wrapped(self) -> Forward:
+        """The forward within all wrappers."""
+        return self._forward.wrapped if isinstance(self._forward, ForwardWrapper) else self._forward
+
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
         return self._forward(track, policy=policy)
 

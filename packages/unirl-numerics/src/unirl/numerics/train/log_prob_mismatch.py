@@ -15,7 +15,7 @@ from unirl.core.types.track import LatentSegment, TextSegment, Track
 from ..tokens.replay import per_token
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Job, Model, Replayed, ReplayedTokens
+    from unirl.core.roles import Job, Model, Policy, Replayed, ReplayedTokens
     from unirl.core.specs.config import TrainConfig
 
     from ..loss.tally import Reducer
@@ -88,21 +88,28 @@ class MismatchMeter:
 
 class MeteredForward(Forward, Protocol):
     """A `Forward` that shows every replay by the live weights to its meter, and asks its teacher for the reference
-    policy, if it has them; with a guidance of that policy's own, if it has one."""
+    policy, if it has them; with a guidance of that policy's own, if it has one. `trains` is the policy that has a
+    gradient."""
 
+    trains: Policy
     meter: MismatchMeter | None
     teacher: Model | None
     reference_guidance: float | None
 
 
 @contextmanager
-def metered(forward: MeteredForward, meter: MismatchMeter | None, *, job: Job) -> Generator[None]:
-    """Within the block, `meter` measures what `forward` replays, and its reference policy is that of the job."""
+def metered(
+    forward: MeteredForward, meter: MismatchMeter | None, *, job: Job, trains: Policy = "live"
+) -> Generator[None]:
+    """Within the block, `meter` measures what `forward` replays, its reference policy is that of the job, and the
+    policy `trains` has a gradient."""
     forward.meter, forward.teacher, forward.reference_guidance = meter, job.reference, job.reference_guidance
+    forward.trains = trains
     try:
         yield
     finally:
         forward.meter = forward.teacher = forward.reference_guidance = None
+        forward.trains = "live"
 
 
 def _too_far(key: str, how: str, bound: float) -> RunFailed:

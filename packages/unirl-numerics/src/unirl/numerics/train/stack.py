@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,11 +23,11 @@ from unirl.core.types.track import Track
 from ..diffusion.replay import check_stored_steps
 from ..loss.reduction import reduce_terms, weight_totals
 from ..loss.tally import Tally
-from .critic import critic_pair, estimated
+from .critic import check_seconds, estimated
 from .forwards import ReplayedOnce
 from .log_prob_mismatch import MeteredForward, MismatchMeter, metered
 from .partition import micro_batches
-from .updater import CriticUpdater, StepReport, Updater
+from .updater import CriticUpdater, FakeScoreUpdater, SecondUpdater, StepReport, Updater
 
 if TYPE_CHECKING:
     from unirl.core.roles import Algorithm, Forward, Job, Losses
@@ -43,6 +45,7 @@ def train_on(
     progress: float,
     version: int | None = None,
     critic: CriticUpdater | None = None,
+    fake_score: FakeScoreUpdater | None = None,
     facts: Mapping[str, float] | None = None,
 ) -> TrainReport:
     """Train on this rank's samples: `updates_per_step` optimizer steps, each over a share of every job.
@@ -58,17 +61,19 @@ def train_on(
     measured on samples of this version only, on all samples if None.  facts: further metrics of the report.
     critic: of an algorithm that trains one; it takes its steps after each step of the policy. Values are computed and
     `after_anchor` runs between the old-log-prob pass and the first update. The policy takes no step in critic warm-up.
+    fake_score: of an algorithm that trains one; it takes its steps before each step of the policy, or alone in its
+    warm-up.
 
     Metrics are exact over micro-batches and ranks: the algorithm's own, `loss`, `grad_norm` (mean and `_max`),
     `grad_rms`, `ratio_max_dev_first` (the `ratio_max_dev` of the first update), and `logp_mismatch_max` and
     `logp_mismatch_mean` where the engine gave log-probs; with a critic `critic_loss`, `critic_updates` and its
-    optimizer's metrics, such as `critic_grad_norm`. An update whose terms all have weight 0 takes no step:
-    `updates_empty` counts them.
+    optimizer's metrics, such as `critic_grad_norm`, with a fake score `fake_score_loss` and so on. An update whose
+    terms all have weight 0 takes no step: `updates_empty` counts them.
 
     Raises BatchError when the geometry does not fit, such as a unit larger than a micro-batch or jobs of different
-    numbers of updates, when the weights of a loss differ from `loss_weights`, and for a critic without an algorithm
-    that trains one or the other way round; RunFailed, before any step is taken, when the log-prob mismatch is beyond
-    either bound or a value of the critic is not finite.
+    numbers of updates, when the weights of a loss differ from `loss_weights`, and for a critic or a fake score without
+    an algorithm that trains it or the other way round; RunFailed, before any step is taken, when the log-prob mismatch
+    is beyond either bound or a value of the critic is not finite.
     """
     for job in jobs:
         check_stored_steps(job.track)
@@ -88,16 +93,22 @@ def train_on(
     updates = {len(work.batches) for work in works}
     if len(updates) != 1:
         raise BatchError(f"train.updates_per_step: got jobs of {sorted(updates)} updates, expected one number for all.")
-    trained_critic = _critic_of(jobs, critic)
+    check_seconds([job.algorithm for job in jobs], critic=critic, fake_score=fake_score)
     for work in works:
         work.anchor()
-    steps, critic_steps, num_empty = list[StepReport](), list[StepReport](), 0
-    policy_waits = critic is not None and critic.is_alone
-    if trained_critic is not None:
+    steps, num_empty = list[StepReport](), 0
+    before, after = list[_Second](), list[_Second]()
+    if critic is not None:
         (work,) = works
-        work.batches = estimated(work.batches, *trained_critic, updater=updater, tally=work.tally)
+        work.batches = estimated(work.batches, work.job.algorithm, critic, updater=updater, tally=work.tally)
+        after.append(_critic(work, critic))
+    if fake_score is not None:
+        before.append(_fake_score(works[0], fake_score))
+    policy_waits = any(second.net.is_alone for second in (*before, *after))
     for number in range(updates.pop()):
         shares = [work.share(number, measures=not steps) for work in works]
+        for second in before:
+            second.train(shares[0], updater=updater)
         if not policy_waits:
             if not _accumulate(shares, into=updater, updater=updater):
                 num_empty += 1
@@ -105,17 +116,12 @@ def train_on(
             for work in works:
                 work.check()
             steps.append(updater.step())
-        if trained_critic is not None:
-            algorithm, net = trained_critic
-            judged = _critic_share(shares[0], algorithm, net, progress=progress)
-            for again in range(net.steps_per_update):
-                # The report has the loss before the first of these steps.
-                share = replace(judged, tally=Tally()) if again else judged
-                critic_steps += [net.step()] if _accumulate([share], into=net, updater=updater) else []
+        for second in after:
+            second.train(shares[0], updater=updater)
         for work, share in zip(works, shares, strict=True):
             work.merge(share.tally)
     facts = {**(facts or {}), **({"updates_empty": float(num_empty)} if num_empty else {})}
-    return _report(works, steps, None if critic is None else critic_steps, facts=facts)
+    return _report(works, steps, [*before, *after], facts=facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,35 +216,75 @@ class _Work:
         return metrics
 
 
-def _critic_of(jobs: Sequence[Job], critic: CriticUpdater | None) -> tuple[Algorithm, CriticUpdater] | None:
-    pairs = [critic_pair(job.algorithm, critic) for job in jobs]
-    if len(jobs) > 1 and any(pair is not None for pair in pairs):
-        raise BatchError(f"algorithm: a critic is trained by one job, got {len(jobs)} jobs of one model.")
-    return pairs[0]
+@dataclass(frozen=True, kw_only=True)
+class _Second:
+    """What trains beside the policy, on the same micro-batches."""
+
+    name: str
+    """`critic` or `fake_score`, the prefix of its metrics."""
+    net: SecondUpdater
+    weights: Callable[[Track], Mapping[str, Tensor]]
+    losses: Callable[[Track, int], Losses]
+    """Of a micro-batch, in the step of this number beside an update of the policy."""
+    in_use: Callable[[], AbstractContextManager[None]] = nullcontext
+    """A context in which it trains."""
+    reports: list[StepReport] = field(default_factory=lambda: list[StepReport]())
+
+    def train(self, share: _Share, *, updater: Updater) -> None:
+        """Its steps beside an update of the policy, whose share this is."""
+        with self.in_use():
+            for number in range(self.net.steps_per_update):
+                own = replace(
+                    share,
+                    weights=self.weights,
+                    losses=partial(self._losses, number),
+                    scale=1.0,
+                    loss=f"{self.name}_loss",
+                    # The report has the loss before the first of these steps.
+                    tally=Tally() if number else share.tally,
+                )
+                if _accumulate([own], into=self.net, updater=updater):
+                    self.reports.append(self.net.step())
+
+    def _losses(self, number: int, micro: Track) -> Losses:
+        return self.losses(micro, number)
 
 
-def _critic_share(share: _Share, algorithm: Algorithm, critic: CriticUpdater, *, progress: float) -> _Share:
-    """The same micro-batches for the critic."""
+def _critic(work: _Work, critic: CriticUpdater) -> _Second:
+    algorithm = work.job.algorithm
 
-    def losses(micro: Track) -> Losses:
-        return algorithm.critic_loss(micro, critic.values(micro), progress=progress)
+    def losses(micro: Track, number: int) -> Losses:
+        return algorithm.critic_loss(micro, critic.values(micro), progress=work.progress)
 
-    return replace(share, weights=algorithm.critic_weights, losses=losses, scale=1.0, loss="critic_loss")
+    return _Second(name="critic", net=critic, weights=algorithm.critic_weights, losses=losses)
+
+
+def _fake_score(work: _Work, fake_score: FakeScoreUpdater) -> _Second:
+    algorithm, forward = work.job.algorithm, work.forward
+
+    def losses(micro: Track, number: int) -> Losses:
+        with metered(forward, None, job=work.job, trains="fake"):
+            return algorithm.fake_score_loss(micro, forward, progress=work.progress, repeat=number)
+
+    return _Second(
+        name="fake_score",
+        net=fake_score,
+        weights=algorithm.fake_score_weights,
+        losses=losses,
+        in_use=fake_score.in_use,
+    )
 
 
 def _report(
-    works: Sequence[_Work],
-    policy: Sequence[StepReport],
-    critic: Sequence[StepReport] | None,
-    *,
-    facts: Mapping[str, float],
+    works: Sequence[_Work], policy: Sequence[StepReport], seconds: Sequence[_Second], *, facts: Mapping[str, float]
 ) -> TrainReport:
-    """The report of these optimizer steps over all ranks; critic: None if there is none. Collective."""
+    """The report of these optimizer steps over all ranks. Collective."""
     shared = {**_step_metrics(policy), **facts}
-    if critic is not None:
-        num_skipped = sum(report.skipped for report in critic)
-        shared |= {f"critic_{name}": value for name, value in _step_metrics(critic).items()}
-        shared |= {"critic_updates": float(len(critic) - num_skipped), "critic_updates_skipped": float(num_skipped)}
+    for second in seconds:
+        name, num_skipped = second.name, sum(report.skipped for report in second.reports)
+        shared |= {f"{name}_{metric}": value for metric, value in _step_metrics(second.reports).items()}
+        shared[f"{name}_updates"] = float(len(second.reports) - num_skipped)
+        shared[f"{name}_updates_skipped"] = float(num_skipped)
     num_skipped = sum(report.skipped for report in policy)
     return TrainReport(
         metrics={work.job.name: {**work.metrics(), **shared} for work in works},
@@ -275,7 +321,7 @@ def _all_reduced(totals: Mapping[str, Tensor], updater: Updater) -> dict[str, Te
     return dict(zip(names, summed, strict=True))
 
 
-def _accumulate(shares: Sequence[_Share], *, into: Updater | CriticUpdater, updater: Updater) -> bool:
+def _accumulate(shares: Sequence[_Share], *, into: Updater | SecondUpdater, updater: Updater) -> bool:
     """Forward and backward of every micro-batch of one update; False, before any of them, when nothing has weight.
 
     into: the updater whose weights these losses train.  updater: joins the ranks.

@@ -51,6 +51,8 @@ class TrackReplay:
         self._model = model
         self._stacked, self._packing, self._only_positive = stacked, packing, only_positive
         self._policy_context = policy_context
+        self.trains: Policy = "live"
+        """The policy whose outputs have a gradient, with whose weights the model is called."""
         self.meter: MismatchMeter | None = None
         """Measures what the live weights replay, see `unirl.numerics.train.log_prob_mismatch.metered`."""
         self.teacher: Model | None = None
@@ -61,13 +63,13 @@ class TrackReplay:
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
         """log_probs [n, S] and the transitions of every scored step; or of every token, with the entropies.
 
-        With gradient for `live`, unless the caller is in no_grad; without for every other policy. Outputs of the
-        reference policy that are stored in the track (`unirl.numerics.train.reference`) are used as they are.
+        With gradient for the policy that trains, unless the caller is in no_grad; without for every other one. Outputs
+        of the reference policy that are stored in the track (`unirl.numerics.train.reference`) are used as they are.
 
         Raises BatchError when the track has no segment, ValueError when its latents are not stored.
         """
-        if policy == "live":
-            replayed = self._replayed(track)
+        if policy == self.trains:
+            replayed = self._replayed(track, policy=policy)
             if self.meter is not None:
                 self.meter.observe(track, replayed)
             return replayed
@@ -96,7 +98,7 @@ class TrackReplay:
                 only_positive=self._only_positive,
             ).reshape(x.shape)
 
-        if policy == "live":
+        if policy == self.trains:
             return at_points()
         with self._without_gradient(policy):
             return at_points()

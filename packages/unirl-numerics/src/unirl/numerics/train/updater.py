@@ -1,8 +1,9 @@
-"""The backend's side of the train stack: the optimizers of the policy and of a critic."""
+"""The backend's side of the train stack: the optimizers of the policy, and of a critic or fake score beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from unirl.core.types.track import Track
 
-__all__ = ["CriticUpdater", "StepReport", "Updater"]
+__all__ = ["CriticUpdater", "FakeScoreUpdater", "SecondUpdater", "StepReport", "Updater"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,27 +61,39 @@ class Updater(Protocol):
         ...
 
 
-class CriticUpdater(Protocol):
-    """The critic of a backend, as the stack uses it beside `Updater`. Called equally often on every rank."""
+class SecondUpdater(Protocol):
+    """What trains beside the policy, as the stack uses it beside `Updater`. Called equally often on every rank."""
 
     @property
     def is_alone(self) -> bool:
-        """Critic warm-up: the policy takes no step in this call of `train_on`."""
+        """Its warm-up: the policy takes no step in this call of `train_on`."""
         ...
 
     @property
     def steps_per_update(self) -> int:
-        """Steps that it takes after each update of the policy, all on the same samples."""
+        """Steps that it takes beside each update of the policy, all on the same samples."""
         ...
+
+    def zero_grad(self) -> None: ...
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """As `Updater.backward`, for its own weights."""
+        ...
+
+    def step(self) -> StepReport: ...
+
+
+class CriticUpdater(SecondUpdater, Protocol):
+    """The critic of a backend."""
 
     def values(self, track: Track) -> Tensor:
         """[n, S] fp32 before each action of these rows, with gradient unless in no_grad; see `replay_values` for tokens
         and `track_replay.replay_step_values` for denoise steps."""
         ...
 
-    def zero_grad(self) -> None: ...
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        """As `Updater.backward`, for the critic's own weights."""
-        ...
 
-    def step(self) -> StepReport: ...
+class FakeScoreUpdater(SecondUpdater, Protocol):
+    """The fake score of a backend."""
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Within the block the module has its weights: those that `backward` and `step` change."""
+        ...

@@ -66,8 +66,8 @@ def memory_plan(plan: Plan, *, catalog: Catalog, size: ModelSize | None = None, 
     memory = stage.backend.config.memory(plan)
     if memory is None:
         raise RecipeError(
-            f"backend: {stage.backend.name!r} does not state what it holds with these settings (tensor parallelism and "
-            "critics are not predicted)."
+            f"backend: {stage.backend.name!r} does not state what it holds with these settings (tensor parallelism, "
+            "critics and fake scores are not predicted)."
         )
     inputs, unread = longest_prompt(plan, stage)
     size = size or _measured(plan, stage, memory, catalog, inputs)

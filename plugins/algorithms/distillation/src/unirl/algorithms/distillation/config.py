@@ -1,19 +1,20 @@
-"""Settings of distillation from a teacher, of tokens and of velocities."""
+"""Settings of distillation from a teacher, of tokens, of velocities and to fewer steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.part_config import PartConfig
-from unirl.numerics.forward_config import ForwardConfig
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.numerics.forward_config import ForwardConfig, unguided
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["DistillationConfig", "VelocityDistillationConfig"]
+__all__ = ["DistillationConfig", "Dmd2Config", "VelocityDistillationConfig"]
 
 
 @dataclass
@@ -66,6 +67,41 @@ class VelocityDistillationConfig(ForwardConfig):
                 "set algorithm.on_trajectory=false.",
             )
         yield from _without_teacher(plan, stage)
+
+
+@dataclass
+class Dmd2Config(ForwardConfig):
+    num_points: int = limit(1, least=1)
+    """Steps of each trajectory that are trained on, one drawn in each of as many equal parts of the schedule. Each
+    costs a forward of the student with gradient, one of the teacher and one of the fake score; and for each step of the
+    fake score one with gradient and one without."""
+    point_levels: str = one_of("uniform", "logit-normal", "schedule", default="uniform")
+    """Distribution of the noise levels at which teacher and fake score are compared, and the fake score learns:
+    `uniform` over [0, 1]; `logit-normal`, which prefers the middle; `schedule`, those that the sampler visits."""
+    point_range: list[float] = limit([0.02, 0.98], least=0, most=1, length=2)
+    """Part of that distribution which is drawn from, as two quantiles from clean to noise."""
+
+    @property
+    def steps(self) -> Self:
+        """The same points over the whole schedule, for the student's steps."""
+        return replace(self, point_range=[0.0, 1.0])
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """Also samples made with guidance, and evaluation with more steps than the student learns."""
+        yield from super().problems(plan, stage)
+        sampling, evaluation = (None, None) if stage is None else (stage.sampling, stage.evaluation)
+        if not isinstance(sampling, LatentSamplingConfig) or not isinstance(evaluation, LatentSamplingConfig):
+            return
+        # Without a scale a guidance may bring negative conditions for the teacher.
+        if sampling.guidance_scale != 1.0:
+            yield from unguided(stage)
+        steps, evaluated = sampling.num_inference_steps, evaluation.num_inference_steps
+        if evaluated > steps:
+            yield Reason(
+                key="eval.sampling.num_inference_steps",
+                text=f"got {evaluated}, expected at most {steps}, the steps that the student learns: it is trained at "
+                "no other noise levels.",
+            )
 
 
 def _without_teacher(plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:

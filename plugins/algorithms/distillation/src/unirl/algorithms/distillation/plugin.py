@@ -30,6 +30,24 @@ VELOCITIES = AlgorithmSpec(
 )
 
 
+DMD2 = AlgorithmSpec(
+    name="dmd2",
+    summary="Distribution matching: a student of few steps follows the scores of its teacher and of its own samples",
+    build="unirl.algorithms.distillation.dmd2:build",
+    config="unirl.algorithms.distillation.config:Dmd2Config",
+    needs=Needs(track="latent", trajectory="full", reference="policy", fake_score=True, reward="none", staleness="any"),
+    proposes={
+        "sampling.kernel": "euler",
+        "sampling.eta": 0.0,
+        "sampling.sde": {"mode": "none"},
+        # Of the paper: five steps of the fake score for one of the student.
+        "backend.fake_score": {"steps_per_update": 5},
+    },
+    paper="arXiv 2405.14867",
+    reference="unirl.algorithms.distillation.reference:matching_loss",
+)
+
+
 @hookimpl
 def unirl_guidances() -> Iterable[str]:
     return ["unirl.algorithms.distillation.guidance:WithNegatives"]
@@ -37,4 +55,4 @@ def unirl_guidances() -> Iterable[str]:
 
 @hookimpl
 def unirl_algorithms() -> Iterable[AlgorithmSpec]:
-    return [TOKENS, VELOCITIES]
+    return [TOKENS, VELOCITIES, DMD2]

@@ -19,6 +19,7 @@ from .config import Fsdp2Config
 if TYPE_CHECKING:
     from unirl.core.roles import Model
     from unirl.core.specs.config import TrainConfig
+    from unirl.train_host.config import ShardedConfig
     from unirl.train_host.optimizer import Optimizer
 
 __all__ = ["Fsdp2Backend", "build"]
@@ -69,12 +70,12 @@ class Fsdp2Backend(ShardedBackend):
         self._complete(model, blocks)
         return wraps
 
-    def _new_optimizer(self, *, total_steps: int) -> Optimizer:
+    def _new_optimizer(self, config: ShardedConfig, *, total_steps: int) -> Optimizer:
         if self._config.optimizer == "adamw":
-            return super()._new_optimizer(total_steps=total_steps)
+            return super()._new_optimizer(config, total_steps=total_steps)
         from unirl.train_host.adam_8bit import adam_8bit
 
-        return adam_8bit(self._params, self._config, total_steps=total_steps)
+        return adam_8bit(self._params, config, total_steps=total_steps)
 
     @property
     def _keeps_gathered(self) -> bool:

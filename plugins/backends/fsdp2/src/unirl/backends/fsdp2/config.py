@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from unirl.core.acceleration import Acceleration
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.memory import TrainingMemory
-from unirl.train_host.config import AverageConfig, CriticConfig, LoraSettings, ShardedConfig, needs_torchao
+from unirl.train_host.config import (
+    AverageConfig,
+    CriticConfig,
+    FakeScoreConfig,
+    LoraSettings,
+    ShardedConfig,
+    needs_torchao,
+)
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["AverageConfig", "CriticConfig", "Fsdp2Config", "LoraSettings", "MeshConfig"]
+__all__ = ["AverageConfig", "CriticConfig", "FakeScoreConfig", "Fsdp2Config", "LoraSettings", "MeshConfig"]
 
 
 @dataclass
@@ -48,7 +55,7 @@ class Fsdp2Config(ShardedConfig):
     same."""
     optimizer: str = one_of("adamw", "adamw_8bit", default="adamw")
     """`adamw`: torch's, 8 bytes of state for each trained parameter. `adamw_8bit`: torchao's, 2 bytes. A critic has the
-    first."""
+    first, a fake score the same as the policy."""
 
     rounding_only = (*ShardedConfig.rounding_only, "reshard_after_forward")
     accelerations: ClassVar[Mapping[str, Acceleration]] = {

@@ -24,6 +24,7 @@ SPEC = BackendSpec(
         Cap.LAGGED_POLICY,
         Cap.MANY_RANKS,
         Cap.CRITIC,
+        Cap.FAKE_SCORE,
         Cap.THROUGH_SAMPLER,
         Cap.LAZY_BUILD,
     },
@@ -34,6 +35,7 @@ SPEC = BackendSpec(
         Cap.REFERENCE_COPY: {"trains": "full", "reference_copy": True},
         Cap.EMA: {"ema.kind": "constant", "ema.decay": 0.75, "ema.every": "step"},
         Cap.CRITIC: {"critic.lr": 1e-3, "critic.max_grad_norm": None},
+        Cap.FAKE_SCORE: {"fake_score.lr": 1e-3, "fake_score.max_grad_norm": None},
         Cap.LAGGED_POLICY: {"lagged.kind": "constant", "lagged.decay": 0.75, "lagged.every": "rollout"},
     },
 )

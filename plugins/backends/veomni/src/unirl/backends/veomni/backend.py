@@ -24,6 +24,7 @@ from .wrapping import parallelize, put_back
 if TYPE_CHECKING:
     from unirl.core.roles import Model
     from unirl.core.specs.config import TrainConfig
+    from unirl.train_host.config import ShardedConfig
 
 __all__ = ["VeomniBackend", "build"]
 
@@ -80,8 +81,8 @@ class VeomniBackend(ShardedBackend):
             self._fill(model, held)
         return True
 
-    def _new_optimizer(self, *, total_steps: int) -> Optimizer:
-        config = self._config
+    def _new_optimizer(self, config: ShardedConfig, *, total_steps: int) -> Optimizer:
+        name = self._config.optimizer
         with self._ranks.as_current():
             built = veomni("optim").build_optimizer(
                 self._module,
@@ -90,7 +91,7 @@ class VeomniBackend(ShardedBackend):
                 eps=config.eps,
                 weight_decay=config.weight_decay,
                 fused=self._device.type in FUSED_ON,
-                optimizer_type=config.optimizer,
+                optimizer_type=name,
             )
         # One for the experts and one for the rest, where experts are split.
         adams: list[torch.optim.Optimizer] = list(getattr(built, "optimizers_dict", {"": built}).values())
@@ -99,7 +100,7 @@ class VeomniBackend(ShardedBackend):
             config,
             total_steps=total_steps,
             adams=adams,
-            moments=MOMENTS[config.optimizer],
+            moments=MOMENTS[name],
             view=self._view,
         )
 

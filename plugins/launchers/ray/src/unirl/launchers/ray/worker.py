@@ -434,15 +434,15 @@ class Worker:
 
 
 def _alone(plan: Plan) -> Plan:
-    """The plan for a process with complete weights that does not train: without the train ranks' mesh, critic and
-    teachers."""
+    """The plan for a process with complete weights that does not train: without the train ranks' mesh, critic, fake
+    score and teachers."""
 
     def alone(stage: Stage) -> Stage:
         stage = dataclasses.replace(stage, teacher=None)
         if stage.backend is None:
             return stage
         config: Any = stage.backend.config
-        names = {item.name for item in dataclasses.fields(config)} & {"mesh", "critic"}
+        names = {item.name for item in dataclasses.fields(config)} & {"mesh", "critic", "fake_score"}
         own = {name: type(getattr(config, name))() for name in names}
         backend = dataclasses.replace(stage.backend, config=dataclasses.replace(config, **own))
         return dataclasses.replace(stage, learner=dataclasses.replace(stage.learner, backend=backend))
