@@ -259,7 +259,7 @@ def test_workers_use_plugin_files_and_functions_of_the_driver(
         for path in logs:
             path.unlink(missing_ok=True)
     expected = {key: value for key, value in numbers[0].items() if key.startswith("reward")}
-    assert {"reward/night", "reward/mine"} <= expected.keys() and min(expected.values()) > 0
+    assert expected["reward/night"] > 0 and expected["reward/mine"] > 0
     # Two workers of one reward and one of the other, none of them in another process's company.
     assert sorted(kind for kind, _ in built["dedicated"]) == ["mine", "night", "night"]
     assert len({pid for _, pid in built["dedicated"]}) == 3

@@ -224,8 +224,8 @@ class _Second:
     """`critic` or `fake_score`, the prefix of its metrics."""
     net: SecondUpdater
     weights: Callable[[Track], Mapping[str, Tensor]]
-    losses: Callable[[Track, int], Losses]
-    """Of a micro-batch, in the step of this number beside an update of the policy."""
+    losses: Callable[[int, Track], Losses]
+    """In the step of this number beside an update of the policy, of a micro-batch."""
     in_use: Callable[[], AbstractContextManager[None]] = nullcontext
     """A context in which it trains."""
     reports: list[StepReport] = field(default_factory=lambda: list[StepReport]())
@@ -237,7 +237,7 @@ class _Second:
                 own = replace(
                     share,
                     weights=self.weights,
-                    losses=partial(self._losses, number),
+                    losses=partial(self.losses, number),
                     scale=1.0,
                     loss=f"{self.name}_loss",
                     # The report has the loss before the first of these steps.
@@ -246,14 +246,11 @@ class _Second:
                 if _accumulate([own], into=self.net, updater=updater):
                     self.reports.append(self.net.step())
 
-    def _losses(self, number: int, micro: Track) -> Losses:
-        return self.losses(micro, number)
-
 
 def _critic(work: _Work, critic: CriticUpdater) -> _Second:
     algorithm = work.job.algorithm
 
-    def losses(micro: Track, number: int) -> Losses:
+    def losses(number: int, micro: Track) -> Losses:
         return algorithm.critic_loss(micro, critic.values(micro), progress=work.progress)
 
     return _Second(name="critic", net=critic, weights=algorithm.critic_weights, losses=losses)
@@ -262,7 +259,7 @@ def _critic(work: _Work, critic: CriticUpdater) -> _Second:
 def _fake_score(work: _Work, fake_score: FakeScoreUpdater) -> _Second:
     algorithm, forward = work.job.algorithm, work.forward
 
-    def losses(micro: Track, number: int) -> Losses:
+    def losses(number: int, micro: Track) -> Losses:
         with metered(forward, None, job=work.job, trains="fake"):
             return algorithm.fake_score_loss(micro, forward, progress=work.progress, repeat=number)
 
