@@ -109,7 +109,7 @@ def toy(*, samples: int = 6, **given: Any) -> Plan:
     base = plan(groups=2, samples=2, run={"max_steps": 1})
     algorithm = base.only.parts["algorithm"]
     algorithm = dataclasses.replace(
-        algorithm, spec=AlgorithmSpec(name="toy", needs=Needs(trajectory="window"), **PARTS)
+        algorithm, spec=AlgorithmSpec(name="toy", needs=Needs(trajectory="window", log_probs="gaussian"), **PARTS)
     )
     scouts = ScoutsConfig(samples_per_prompt=samples, num_inference_steps=2)
     sampling = LatentSamplingConfig(num_inference_steps=4)
