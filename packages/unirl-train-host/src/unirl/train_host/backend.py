@@ -104,13 +104,8 @@ class ShardedBackend(Backend):
                 updates=updates,
             )
         self._policies = Policies(self._module, params=self._params, config=config)
-        over = partial(
-            ShardedUpdater,
-            self._module,
-            ranks=self._ranks,
-            device=self._device,
-            defer_sync=config.defer_gradient_sync,
-        )
+        defers = config.defer_gradient_sync
+        over = partial(ShardedUpdater, self._module, ranks=self._ranks, device=self._device, defer_sync=defers)
         self._updater = over(self._optimizer, after_step=partial(self._policies.move, "step"))
         self._fake_score: FakeScore | None = None
         if (fake := config.fake_score).lr is not None:
@@ -305,32 +300,26 @@ class ShardedBackend(Backend):
         """Tensors and facts of each folder of a checkpoint, the first of them its own. Collective."""
         self._policies.check_live("saving would save its weights as the live ones")
         reshard(self._module)
-        facts = {
-            **self._setup(),
-            **self._optimizer.facts(),
-            "moves": {name: copy.num_moves for name, copy in self._policies.averages.items()},
-        }
-        saved: list[Saved] = [("", {**self._weight_tensors(), **self._optimizer.moments()}, facts)]
-        for place, optimizer, tensors in self._beside():
-            saved.append((place, {**tensors, **optimizer.moments()}, optimizer.facts()))
-        return saved
+        own = {**self._setup(), "moves": {name: copy.num_moves for name, copy in self._policies.averages.items()}}
+        return [
+            (place, {**tensors, **optimizer.moments()}, {**({} if place else own), **optimizer.facts()})
+            for place, optimizer, tensors in self._trained()
+        ]
 
-    def _beside(self) -> list[tuple[str, Optimizer, Mapping[str, Tensor]]]:
-        """Folder within a checkpoint, optimizer and weights of what trains beside the policy."""
-        beside: list[tuple[str, Optimizer, Mapping[str, Tensor]]] = []
+    def _trained(self) -> list[tuple[str, Optimizer, Mapping[str, Tensor]]]:
+        """Folder within a checkpoint, optimizer and weights of the policy, and of what trains beside it."""
+        trained: list[tuple[str, Optimizer, Mapping[str, Tensor]]] = [("", self._optimizer, self._weight_tensors())]
         if self._critic is not None:
-            beside.append((CRITIC, self._critic.optimizer, self._critic.tensors()))
+            trained.append((CRITIC, self._critic.optimizer, self._critic.tensors()))
         if self._fake_score is not None:
             weights = {f"weights/{name}": self._view(value) for name, value in self._fake_score.weights.items()}
-            beside.append((FAKE_SCORE, self._fake_score.optimizer, weights))
-        return beside
+            trained.append((FAKE_SCORE, self._fake_score.optimizer, weights))
+        return trained
 
     def _write(self, folder: Path, saved: Sequence[Saved], *, group: ProcessGroup | None = None) -> None:
-        is_writer, single = self._ranks.rank == 0, not self._ranks.is_grouped
+        first, single = self._ranks.rank == 0, not self._ranks.is_grouped
         for place, tensors, facts in saved:
-            checkpoint.write(
-                folder / place, tensors=tensors, facts=facts, is_writer=is_writer, single=single, group=group
-            )
+            checkpoint.write(folder / place, tensors=tensors, facts=facts, is_writer=first, single=single, group=group)
 
     def load(self, folder: Path) -> None:
         """Resume from a checkpoint, on any number of ranks.
@@ -338,19 +327,15 @@ class ShardedBackend(Backend):
         Raises CheckpointError, before anything changes, if it is incomplete or from another configuration.
         """
         reshard(self._module)
-        single = not self._ranks.is_grouped
-        moments = self._optimizer.moments(create=True)
-        expected = self._weight_tensors()
-        own = checkpoint.Opened(folder, setup=self._setup(), wanted=expected, moments=moments, single=single)
-        opened = [(self._optimizer, own)]
-        for place, optimizer, expected in self._beside():
-            moments = optimizer.moments(create=True)
-            there = checkpoint.Opened(folder / place, setup={}, wanted=expected, moments=moments, single=single)
+        single, opened = not self._ranks.is_grouped, list[tuple[Optimizer, checkpoint.Opened]]()
+        for place, optimizer, wanted in self._trained():
+            moments, setup = optimizer.moments(create=True), {} if place else self._setup()
+            there = checkpoint.Opened(folder / place, setup=setup, wanted=wanted, moments=moments, single=single)
             opened.append((optimizer, there))
         for optimizer, one in opened:
             optimizer.resume(one.facts, one.read())
         for name, average in self._policies.averages.items():
-            average.num_moves = int(own.facts["moves"][name])
+            average.num_moves = int(opened[0][1].facts["moves"][name])
 
     def end_rollout(self) -> None:
         self._policies.move("rollout")
