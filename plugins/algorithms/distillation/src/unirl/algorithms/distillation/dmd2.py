@@ -8,7 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor
 from unirl.algorithms.distillation.config import Dmd2Config
-from unirl.core.roles import Algorithm, Forward, Losses, LossTerm
+from unirl.algorithms.distillation.matching import Matching
+from unirl.core.roles import Forward, Losses, LossTerm
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -16,7 +17,6 @@ from unirl.numerics.diffusion.stored_points import stored_points
 from unirl.numerics.forward_process import (
     LEAST_ERROR,
     Levels,
-    PointLosses,
     Points,
     clean_estimate,
     drawn,
@@ -44,7 +44,7 @@ def build(
     return Dmd2(config, seed=seed)
 
 
-class Dmd2(PointLosses, Algorithm):
+class Dmd2(Matching):
     """DMD2, arXiv 2405.14867, without its discriminator: the gradient of DMD (arXiv 2311.18828, equations 7 and 8) at
     latents that the student's own sampler passed.
 
@@ -58,14 +58,8 @@ class Dmd2(PointLosses, Algorithm):
     trains_fake_score = True
 
     def __init__(self, config: Dmd2Config, *, seed: int) -> None:
-        self._config, self._seed, self.num_points = config, seed, config.num_points
-
-    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        """The track as it is: every sample counts alike."""
-        return track, {}
-
-    def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
-        return {"matching": self.point_weights(track)}
+        super().__init__(num_points=config.num_points, seed=seed)
+        self._config = config
 
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         weights = self.loss_weights(track)["matching"]

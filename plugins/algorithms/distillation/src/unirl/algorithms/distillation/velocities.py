@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from torch import Tensor
 from unirl.algorithms.distillation.config import VelocityDistillationConfig
-from unirl.core.roles import Algorithm, Forward, Losses, LossTerm
+from unirl.algorithms.distillation.matching import Matching
+from unirl.core.roles import Forward, Losses, LossTerm
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.diffusion.stored_points import stored_points
-from unirl.numerics.forward_process import PointLosses, forward_points, squared_error
+from unirl.numerics.forward_process import forward_points, squared_error
 from unirl.numerics.loss.policy_metrics import mean_over
 
 __all__ = ["VelocityDistillation", "build"]
@@ -29,7 +30,7 @@ def build(
     return VelocityDistillation(config, seed=seed)
 
 
-class VelocityDistillation(PointLosses, Algorithm):
+class VelocityDistillation(Matching):
     """mean (v_student - v_teacher)^2 over the elements of latents that the student's sampler passed, or of its samples
     noised again. The gradient does not go through the sampler.
 
@@ -37,14 +38,8 @@ class VelocityDistillation(PointLosses, Algorithm):
     """
 
     def __init__(self, config: VelocityDistillationConfig, *, seed: int) -> None:
-        self._config, self._seed, self.num_points = config, seed, config.num_points
-
-    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        """The track as it is: every sample counts alike."""
-        return track, {}
-
-    def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
-        return {"matching": self.point_weights(track)}
+        super().__init__(num_points=config.num_points, seed=seed)
+        self._config = config
 
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         weights = self.loss_weights(track)["matching"]
