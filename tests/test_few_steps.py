@@ -25,7 +25,11 @@ def test_the_student_takes_any_number_of_steps_and_is_evaluated_with_fewer() -> 
 @pytest.mark.parametrize(
     ("overrides", "key", "says"),
     [
-        (("backend.fake_score.lr=null",), "backend.fake_score.lr", "got null, but algorithm 'dmd2' trains a fake score"),
+        (
+            ("backend.fake_score.lr=null",),
+            "backend.fake_score.lr",
+            "got null, but algorithm 'dmd2' trains a fake score",
+        ),
         (("backend.fake_score.lr=0",), "backend.fake_score.lr", "expected more than 0, or null"),
         (("backend.fake_score.steps_per_update=0",), "backend.fake_score.steps_per_update", "1 or more"),
         (("backend.critic.lr=1e-4",), "backend.critic.lr", "does not train a critic"),
