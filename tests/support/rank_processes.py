@@ -11,9 +11,10 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
-__all__ = ["launch"]
+__all__ = ["launch", "save_found"]
 
 
 def launch(script: Path, *words: object, ranks: int, deadline_s: float = 240) -> None:
@@ -39,6 +40,24 @@ def launch(script: Path, *words: object, ranks: int, deadline_s: float = 240) ->
                 # The ranks as well.
                 os.killpg(parent.pid, signal.SIGKILL)
                 parent.wait()
+
+
+def save_found(find: Callable[[int, Path], object], *, ranks: int) -> None:
+    """`main()` of a script `RANK STORE FOLDER`: calls `find(rank, FOLDER)` on every rank of a gloo group, and saves
+    what rank 0 found as FOLDER/found.pt."""
+    import torch
+    import torch.distributed as dist
+
+    rank, store, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+    )
+    found = find(rank, folder)
+    if rank == 0:
+        torch.save(found, folder / "found.pt")
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def main(folder: str, ranks: int, script: str, *words: str) -> None:

@@ -1,13 +1,8 @@
 """One rank of the two-rank test of critics: `python fsdp2_critic_ranks.py RANK STORE FOLDER`."""
 
-import sys
-from datetime import timedelta
-from pathlib import Path
-
-import torch
-import torch.distributed as dist
 from fsdp2_text_toy import Judged, ToyTextModel, critic_weights, make_judged, make_steps, make_texts
 from fsdp2_toy import ToyModel
+from rank_processes import save_found
 from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 
@@ -50,20 +45,16 @@ def run(case, rows, *, folder):
     return {**result, "metrics": dict(report.only)}
 
 
+def find(rank, folder):
+    return {
+        (case, number): run(case, rows[rank], folder=folder / f"{case}-{number}")
+        for case in CASES
+        for number, rows in enumerate(ROWS)
+    }
+
+
 def main():
-    rank, store, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    result = {}
-    for case in CASES:
-        for number, rows in enumerate(ROWS):
-            result[case, number] = run(case, rows[rank], folder=folder / f"{case}-{number}")
-    if rank == 0:
-        torch.save(result, folder / "found.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    save_found(find, ranks=2)
 
 
 if __name__ == "__main__":

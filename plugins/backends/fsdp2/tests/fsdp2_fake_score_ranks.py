@@ -1,12 +1,7 @@
 """One rank of the two-rank test of fake scores: `python fsdp2_fake_score_ranks.py RANK STORE FOLDER`."""
 
-import sys
-from datetime import timedelta
-from pathlib import Path
-
-import torch
-import torch.distributed as dist
 from fsdp2_toy import ToyModel, make_backend, make_track
+from rank_processes import save_found
 from unirl.backends.fsdp2.config import FakeScoreConfig
 from unirl.conformance.doubles.ppo import FakeScorePPO
 from unirl.core.roles import Job
@@ -47,20 +42,16 @@ def weights_of(backend):
     return {policy: dict(backend.export_weights(policy=policy, kind=kind).tensors) for policy in ("live", "fake")}
 
 
+def find(rank, folder):
+    return {
+        (case, number): run(case, rows[rank], folder=folder / f"{case}-{number}")
+        for case in CASES
+        for number, rows in enumerate(ROWS)
+    }
+
+
 def main():
-    rank, store, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    result = {}
-    for case in CASES:
-        for number, rows in enumerate(ROWS):
-            result[case, number] = run(case, rows[rank], folder=folder / f"{case}-{number}")
-    if rank == 0:
-        torch.save(result, folder / "found.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    save_found(find, ranks=2)
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ class PointLossInputs:
     velocities: Mapping[str, Any]
     """Policy -> [n, k, ...], for each policy that the loss asked for there."""
     further: Sequence[FurtherPoints] = ()
-    """Of an algorithm with a fake score: what its loss, and then that of the fake score, asks for at other points."""
+    """Only with a fake score: the other points of `loss`, then those of `fake_score_loss`."""
     old_log_probs: Any = None
     """[n, k] that the algorithm froze before the first update, of losses with a ratio."""
     units: Sequence[Sequence[int]] = ()

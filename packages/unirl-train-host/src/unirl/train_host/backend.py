@@ -109,7 +109,7 @@ class ShardedBackend(Backend):
         self._updater = over(self._optimizer, after_step=partial(self._policies.move, "step"))
         self._fake_score: FakeScore | None = None
         if (fake := config.fake_score).lr is not None:
-            optimizer = self._new_optimizer(config.for_second(fake), total_steps=updates * fake.steps_per_update)
+            optimizer = self._new_optimizer(config.for_auxiliary(fake), total_steps=updates * fake.steps_per_update)
             self._fake_score = FakeScore(fake, optimizer=optimizer, updater=over(optimizer), policies=self._policies)
         self._replay = TrackReplay(
             model,

@@ -61,8 +61,8 @@ class AverageConfig:
 
 
 @dataclass
-class SecondConfig:
-    """What trains beside the policy, with its own optimizer. `betas`, `eps`, `weight_decay` and `lr_schedule` are the
+class AuxiliaryConfig:
+    """A critic or a fake score, trained by its own optimizer. `betas`, `eps`, `weight_decay` and `lr_schedule` are the
     policy's."""
 
     lr: float | None = limit(None, above=0)
@@ -79,14 +79,14 @@ class SecondConfig:
 
 
 @dataclass
-class CriticConfig(SecondConfig):
+class CriticConfig(AuxiliaryConfig):
     """The critic, for algorithms that need one: a copy of the model with a scalar value head, in place of the output
     projection of a text model and after that of a diffusion model. All of it is trained, even where the policy uses
     LoRA."""
 
 
 @dataclass
-class FakeScoreConfig(SecondConfig):
+class FakeScoreConfig(AuxiliaryConfig):
     """The fake score, for algorithms that need one: a second copy of the weights that train, adapters with LoRA, which
     starts as they do."""
 
@@ -153,11 +153,11 @@ class ShardedConfig(BackendConfig):
         "quantize": Acceleration(scope="both", error={"int8": 1 / 254, "nf4": 0.152}),
     }
 
-    def for_second(self, second: SecondConfig) -> Self:
+    def for_auxiliary(self, auxiliary: AuxiliaryConfig) -> Self:
         """These settings with the optimizer's of a critic or a fake score, which there is."""
-        assert second.lr is not None
+        assert auxiliary.lr is not None
         return dataclasses.replace(
-            self, lr=second.lr, max_grad_norm=second.max_grad_norm, lr_warmup_steps=second.lr_warmup_steps
+            self, lr=auxiliary.lr, max_grad_norm=auxiliary.max_grad_norm, lr_warmup_steps=auxiliary.lr_warmup_steps
         )
 
     @property

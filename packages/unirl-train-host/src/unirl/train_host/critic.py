@@ -63,7 +63,7 @@ class Critic:
             net.fill(model)
         params = {name: param for name, param in net.named_parameters() if param.requires_grad}
         total = updates * self.steps_per_update
-        self.optimizer = Optimizer(params, config.for_second(config.critic), total_steps=total)
+        self.optimizer = Optimizer(params, config.for_auxiliary(config.critic), total_steps=total)
 
     @property
     def is_alone(self) -> bool:

@@ -153,7 +153,7 @@ class _Recorder(ForwardWrapper):
     def __init__(self, forward: Forward) -> None:
         super().__init__(forward)
         self.points: list[FurtherPoints] = []
-        """The answers, by the points at which policies were asked for, in their order."""
+        """Velocities by the points they were asked at, in the order of the first call."""
         self.images: list[Tensor] = []
 
     def velocity(

@@ -10,7 +10,7 @@ from torch import Tensor
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.wrapped_algorithms import KeepsOldLogProbs
 from unirl.conformance.fixtures.algorithm import AlgorithmCase
-from unirl.conformance.fixtures.training_setup import SECOND, TrainingSetup
+from unirl.conformance.fixtures.training_setup import AUX, TrainingSetup
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.types.track import Track
 from unirl.numerics.train.actions import per_action
@@ -55,7 +55,7 @@ def test_three_updates_lower_the_loss_of_the_critic(case: AlgorithmCase) -> None
     setup = _setup(case)
     track, fixed = setup.with_old_log_probs(), KeepsOldLogProbs(setup.algorithm)
     report, gradient = setup.train(track, algorithm=fixed)
-    squares = sum(float(value.double().square().sum()) for name, value in gradient.items() if name.startswith(SECOND))
+    squares = sum(float(value.double().square().sum()) for name, value in gradient.items() if name.startswith(AUX))
     assert squares > 0, "the critic's gradient is 0 although its values are not the returns"
     # Each step promises a thousandth, ten thousand times the rounding of a mean of fp32 numbers of order 1.
     promised = 1e-3

@@ -72,7 +72,7 @@ def test_a_loss_of_the_fake_score_sees_the_live_policy(case: BackendCase) -> Non
 
 @claim("backend", proves=Cap.FAKE_SCORE)
 def test_a_fake_score_stays_with_the_backend(case: BackendCase) -> None:
-    """What the fake score learns changes no weight of the policy, bit for bit.
+    """Training the fake score leaves every weight of the policy as it would be without it, bit for bit.
 
     If it fails: keep its gradients, its moments and its norm of gradients apart from those of the policy.
     """

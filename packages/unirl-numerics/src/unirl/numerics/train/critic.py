@@ -1,5 +1,4 @@
-"""What trains beside the policy, in the train stack: a critic, with its values after the old-log-prob pass, or a fake
-score."""
+"""Networks that train beside the policy: a critic, whose values follow the old-log-prob pass, and a fake score."""
 
 from __future__ import annotations
 
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
     from ..loss.tally import Reducer, Tally
     from .updater import CriticUpdater, FakeScoreUpdater, Updater
 
-__all__ = ["check_seconds", "estimated", "with_values"]
+__all__ = ["check_auxiliaries", "estimated", "with_values"]
 
 
-def check_seconds(
+def check_auxiliaries(
     algorithms: Sequence[Algorithm], *, critic: CriticUpdater | None, fake_score: FakeScoreUpdater | None
 ) -> None:
     """Raises BatchError for an algorithm without the critic or the fake score that it trains, for one that is there

@@ -23,11 +23,11 @@ from unirl.core.types.track import Track
 from ..diffusion.replay import check_stored_steps
 from ..loss.reduction import reduce_terms, weight_totals
 from ..loss.tally import Tally
-from .critic import check_seconds, estimated
+from .critic import check_auxiliaries, estimated
 from .forwards import ReplayedOnce
 from .log_prob_mismatch import MeteredForward, MismatchMeter, metered
 from .partition import micro_batches
-from .updater import CriticUpdater, FakeScoreUpdater, SecondUpdater, StepReport, Updater
+from .updater import AuxiliaryUpdater, CriticUpdater, FakeScoreUpdater, StepReport, Updater
 
 if TYPE_CHECKING:
     from unirl.core.roles import Algorithm, Forward, Job, Losses
@@ -93,22 +93,22 @@ def train_on(
     updates = {len(work.batches) for work in works}
     if len(updates) != 1:
         raise BatchError(f"train.updates_per_step: got jobs of {sorted(updates)} updates, expected one number for all.")
-    check_seconds([job.algorithm for job in jobs], critic=critic, fake_score=fake_score)
+    check_auxiliaries([job.algorithm for job in jobs], critic=critic, fake_score=fake_score)
     for work in works:
         work.anchor()
     steps, num_empty = list[StepReport](), 0
-    before, after = list[_Second](), list[_Second]()
+    before, after = list[_Auxiliary](), list[_Auxiliary]()
     if critic is not None:
         (work,) = works
         work.batches = estimated(work.batches, work.job.algorithm, critic, updater=updater, tally=work.tally)
         after.append(_critic(work, critic))
     if fake_score is not None:
         before.append(_fake_score(works[0], fake_score))
-    policy_waits = any(second.net.is_alone for second in (*before, *after))
+    policy_waits = any(auxiliary.net.is_alone for auxiliary in (*before, *after))
     for number in range(updates.pop()):
         shares = [work.share(number, measures=not steps) for work in works]
-        for second in before:
-            second.train(shares[0], updater=updater)
+        for auxiliary in before:
+            auxiliary.train(shares[0], updater=updater)
         if not policy_waits:
             if not _accumulate(shares, into=updater, updater=updater):
                 num_empty += 1
@@ -116,8 +116,8 @@ def train_on(
             for work in works:
                 work.check()
             steps.append(updater.step())
-        for second in after:
-            second.train(shares[0], updater=updater)
+        for auxiliary in after:
+            auxiliary.train(shares[0], updater=updater)
         for work, share in zip(works, shares, strict=True):
             work.merge(share.tally)
     facts = {**(facts or {}), **({"updates_empty": float(num_empty)} if num_empty else {})}
@@ -217,12 +217,12 @@ class _Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Second:
-    """What trains beside the policy, on the same micro-batches."""
+class _Auxiliary:
+    """A critic or a fake score, trained on the micro-batches of the policy."""
 
     name: str
     """`critic` or `fake_score`, the prefix of its metrics."""
-    net: SecondUpdater
+    net: AuxiliaryUpdater
     weights: Callable[[Track], Mapping[str, Tensor]]
     losses: Callable[[int, Track], Losses]
     """In the step of this number beside an update of the policy, of a micro-batch."""
@@ -247,23 +247,23 @@ class _Second:
                     self.reports.append(self.net.step())
 
 
-def _critic(work: _Work, critic: CriticUpdater) -> _Second:
+def _critic(work: _Work, critic: CriticUpdater) -> _Auxiliary:
     algorithm = work.job.algorithm
 
     def losses(number: int, micro: Track) -> Losses:
         return algorithm.critic_loss(micro, critic.values(micro), progress=work.progress)
 
-    return _Second(name="critic", net=critic, weights=algorithm.critic_weights, losses=losses)
+    return _Auxiliary(name="critic", net=critic, weights=algorithm.critic_weights, losses=losses)
 
 
-def _fake_score(work: _Work, fake_score: FakeScoreUpdater) -> _Second:
+def _fake_score(work: _Work, fake_score: FakeScoreUpdater) -> _Auxiliary:
     algorithm, forward = work.job.algorithm, work.forward
 
     def losses(number: int, micro: Track) -> Losses:
         with metered(forward, None, job=work.job, trains="fake"):
             return algorithm.fake_score_loss(micro, forward, progress=work.progress, repeat=number)
 
-    return _Second(
+    return _Auxiliary(
         name="fake_score",
         net=fake_score,
         weights=algorithm.fake_score_weights,
@@ -273,14 +273,18 @@ def _fake_score(work: _Work, fake_score: FakeScoreUpdater) -> _Second:
 
 
 def _report(
-    works: Sequence[_Work], policy: Sequence[StepReport], seconds: Sequence[_Second], *, facts: Mapping[str, float]
+    works: Sequence[_Work],
+    policy: Sequence[StepReport],
+    auxiliaries: Sequence[_Auxiliary],
+    *,
+    facts: Mapping[str, float],
 ) -> TrainReport:
     """The report of these optimizer steps over all ranks. Collective."""
     shared = {**_step_metrics(policy), **facts}
-    for second in seconds:
-        name, num_skipped = second.name, sum(report.skipped for report in second.reports)
-        shared |= {f"{name}_{metric}": value for metric, value in _step_metrics(second.reports).items()}
-        shared[f"{name}_updates"] = float(len(second.reports) - num_skipped)
+    for auxiliary in auxiliaries:
+        name, num_skipped = auxiliary.name, sum(report.skipped for report in auxiliary.reports)
+        shared |= {f"{name}_{metric}": value for metric, value in _step_metrics(auxiliary.reports).items()}
+        shared[f"{name}_updates"] = float(len(auxiliary.reports) - num_skipped)
         shared[f"{name}_updates_skipped"] = float(num_skipped)
     num_skipped = sum(report.skipped for report in policy)
     return TrainReport(
@@ -318,7 +322,7 @@ def _all_reduced(totals: Mapping[str, Tensor], updater: Updater) -> dict[str, Te
     return dict(zip(names, summed, strict=True))
 
 
-def _accumulate(shares: Sequence[_Share], *, into: Updater | SecondUpdater, updater: Updater) -> bool:
+def _accumulate(shares: Sequence[_Share], *, into: Updater | AuxiliaryUpdater, updater: Updater) -> bool:
     """Forward and backward of every micro-batch of one update; False, before any of them, when nothing has weight.
 
     into: the updater whose weights these losses train.  updater: joins the ranks.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from unirl.core.types.track import Track
 
-__all__ = ["CriticUpdater", "FakeScoreUpdater", "SecondUpdater", "StepReport", "Updater"]
+__all__ = ["AuxiliaryUpdater", "CriticUpdater", "FakeScoreUpdater", "StepReport", "Updater"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ class Updater(Protocol):
         ...
 
 
-class SecondUpdater(Protocol):
-    """What trains beside the policy, as the stack uses it beside `Updater`. Called equally often on every rank."""
+class AuxiliaryUpdater(Protocol):
+    """A critic or a fake score, as the stack uses it beside `Updater`. Called equally often on every rank."""
 
     @property
     def is_alone(self) -> bool:
@@ -82,7 +82,7 @@ class SecondUpdater(Protocol):
     def step(self) -> StepReport: ...
 
 
-class CriticUpdater(SecondUpdater, Protocol):
+class CriticUpdater(AuxiliaryUpdater, Protocol):
     """The critic of a backend."""
 
     def values(self, track: Track) -> Tensor:
@@ -91,7 +91,7 @@ class CriticUpdater(SecondUpdater, Protocol):
         ...
 
 
-class FakeScoreUpdater(SecondUpdater, Protocol):
+class FakeScoreUpdater(AuxiliaryUpdater, Protocol):
     """The fake score of a backend."""
 
     def in_use(self) -> AbstractContextManager[None]:
