@@ -248,3 +248,11 @@ def test_two_steps_and_two_after_a_resume_equal_four(tmp_path: Path) -> None:
 def metrics_of(folder: Path) -> list[dict[str, float]]:
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     return [event["metrics"] for event in events if event["kind"] == "step"]
+
+
+def test_rewards_of_steps_are_refused() -> None:
+    (reason,) = DdpoConfig(step_rewards=True).problems(None, None)
+    assert (reason.key, reason.text) == (
+        ".step_rewards",
+        "got true, expected false: running statistics are of whole samples. Use algorithm=flow-grpo.",
+    )

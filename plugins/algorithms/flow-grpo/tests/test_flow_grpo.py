@@ -369,3 +369,70 @@ def test_a_divergence_refuses_samples_of_older_weights_once(overrides: list[str]
     # The others are of the engine, which samples with the weights that train.
     assert [reason for reason in reasons if says in reason] == [r for r in reasons if "shares its weights" not in r]
     assert len([reason for reason in reasons if says in reason]) == 1
+
+
+class TestRewardsOfSteps:
+    """DenseGRPO: what each step gained takes the place of the sample's reward."""
+
+    GAINS = ((1.0, -2.0), (3.0, 0.0), (0.0, 4.0), (-1.0, 1.0))
+    REWARDS = (0.5, 0.0, 1.0, 0.75)
+
+    def track(self) -> Track:
+        track = make_track(log_probs=torch.zeros(4, 2), advantages=torch.zeros(4))
+        gains, rewards = torch.tensor(self.GAINS), torch.tensor(self.REWARDS)
+        return dataclasses.replace(
+            track,
+            advantages=None,
+            rewards=rewards,
+            reward_parts={"one": rewards, "two": torch.zeros(4)},
+            segment=dataclasses.replace(track.latent, step_rewards={"one": gains, "two": torch.zeros(4, 2)}),
+        )
+
+    @staticmethod
+    def normalised(values: Tensor) -> Tensor:
+        return (values - values.mean()) / (values.std(correction=0) + AdvantageConfig().eps)
+
+    def test_each_step_has_an_advantage_of_its_own(self) -> None:
+        """Equation 10 of arXiv 2601.20218, of half of the gains; fp32 of order 1."""
+        result, _ = make(step_rewards=True).advantages(self.track())
+        expected = torch.stack([self.normalised(column / 2) for column in torch.tensor(self.GAINS).T], dim=1)
+        assert result.latent.advantages is not None and not result.latent.step_rewards
+        torch.testing.assert_close(result.latent.advantages, expected, rtol=0, atol=1e-6)
+        assert result.advantages is not None
+        own = self.normalised(torch.tensor(self.REWARDS) / 2)
+        torch.testing.assert_close(result.advantages, own, rtol=0, atol=1e-6)
+
+    def test_the_loss_weighs_each_step_by_its_own(self) -> None:
+        """At a ratio of 1 the loss is minus the mean advantage of the steps, and its gradient by a log-prob the
+        advantage over their number."""
+        algorithm = make(step_rewards=True)
+        track, _ = algorithm.advantages(self.track())
+        new = torch.zeros(4, 2, requires_grad=True)
+        loss, _ = loss_of(algorithm, track, FixedReplay(new))
+        loss.backward()
+        assert track.latent.advantages is not None and new.grad is not None
+        torch.testing.assert_close(new.grad, -track.latent.advantages / 8, rtol=0, atol=1e-7)
+
+    def test_samples_are_chosen_by_their_rewards_and_keep_the_advantages_of_their_steps(self) -> None:
+        every, _ = make(step_rewards=True).advantages(self.track())
+        algorithm = FlowGrpo(
+            FlowGrpoConfig(step_rewards=True),
+            advantage=AdvantageConfig(keep_best=1, keep_worst=1),
+            reward_weights={"one": 0.5, "two": 0.5},
+            train=TrainConfig(),
+        )
+        kept, numbers = algorithm.advantages(self.track())
+        assert kept.sample_ids == ("p/1", "p/2") and numbers["samples_kept"] == 2
+        assert kept.latent.advantages is not None and every.latent.advantages is not None
+        assert torch.equal(kept.latent.advantages, every.latent.advantages[1:3])
+
+    def test_clipping_is_of_the_advantages_of_steps_too(self) -> None:
+        algorithm = FlowGrpo(
+            FlowGrpoConfig(step_rewards=True),
+            advantage=AdvantageConfig(clip=0.5),
+            reward_weights={"one": 0.5, "two": 0.5},
+            train=TrainConfig(),
+        )
+        track, _ = algorithm.advantages(self.track())
+        assert track.latent.advantages is not None
+        assert float(track.latent.advantages.abs().max()) == 0.5

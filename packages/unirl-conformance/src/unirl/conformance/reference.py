@@ -122,7 +122,8 @@ class LossInputs:
     """Kernel of the transitions, for losses that read more of the schedule than the stored steps. Trials have
     `flow-sde`."""
     advantages: Any = None
-    """[n]. None with a critic: the reference computes advantages and returns itself."""
+    """[n]; or [n, S] if they differ by step. None with a critic: the reference computes advantages and returns
+    itself."""
     rewards: Any = None
     """[n]; set with a critic, like the next two."""
     values: Any = None

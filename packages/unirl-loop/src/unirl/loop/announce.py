@@ -11,7 +11,7 @@ from unirl.core.roles import diffusion_model
 from unirl.core.specs.plan import Plan
 from unirl.core.types.data import Prompt
 from unirl.core.types.event import Event
-from unirl.core.types.request import LatentRequest
+from unirl.core.types.request import LatentRequest, Request
 from unirl.numerics.cpu import describe_cpu
 
 from .checkpoints import Checkpoint
@@ -19,6 +19,7 @@ from .costs import latent_step_cost
 from .parts import Parts
 from .requests import step_requests
 from .scouts import scout_requests
+from .step_rewards import expectation_requests
 
 __all__ = ["announce", "loading", "predicted_costs"]
 
@@ -47,7 +48,11 @@ def predicted_costs(
     first = checkpoint.step if checkpoint else 0
     given = prompts[: plan.data.prompts_per_step]
     requests = step_requests(parts, plan, given, step=first)
-    scouts = scout_requests(parts, plan, given, step=first) if plan.data.scouts.samples_per_prompt else {}
+    further: list[Mapping[str, Request]] = []
+    if plan.data.scouts.samples_per_prompt:
+        further.append(scout_requests(parts, plan, given, step=first))
+    if any(stage.needs.step_rewards for stage in plan.stages):
+        further.append(expectation_requests(parts, plan, given, step=first))
     predicted: dict[str, Mapping[str, float]] = {}
     for name, request in requests.items():
         if not isinstance(request.params, LatentRequest):
@@ -60,7 +65,7 @@ def predicted_costs(
             request.params,
             latent_shape=model.latent_shape(request.params.sampling),
             replayed_share=stage.train.replayed_share(critic=stage.needs.critic),
-            scouts=scouts[name].latent if name in scouts else None,
+            further=[each[name].latent for each in further if name in each],
         )
         predicted[name] = {**vars(cost), "generate_share": cost.generate_share}
     return predicted

@@ -111,11 +111,15 @@ class StepCost:
 
 
 def latent_step_cost(
-    request: LatentRequest, *, latent_shape: Sequence[int], replayed_share: float, scouts: LatentRequest | None = None
+    request: LatentRequest,
+    *,
+    latent_shape: Sequence[int],
+    replayed_share: float,
+    further: Sequence[LatentRequest] = (),
 ) -> StepCost:
     """Cost of one step on a latent track.
 
-    scouts: the request that chooses which samples are drawn exactly; its rows count in the rollout.
+    further: requests of samples that are drawn and not trained on; their rows count in the rollout.
     Rollout: N*T rows for each branch of the guidance, an upper bound where an engine shares the paths of a tree.
     Training: every scored step once forward and backward; this share of them once more forward, for old log-probs.
     Stored: positions {i, i+1 for scored step i}, T and `keep`, in `sampling.trajectory_dtype`.
@@ -128,7 +132,7 @@ def latent_step_cost(
         kept = {int(position) for position in keep} - {-1}
         positions += len(chosen | {step + 1 for step in chosen} | {steps} | kept)
     return StepCost(
-        rollout_rows=sum(map(_rollout_rows, [request, scouts] if scouts else [request])),
+        rollout_rows=sum(map(_rollout_rows, [request, *further])),
         old_log_prob_rows=round(scored_rows * branches * replayed_share),
         train_rows=scored_rows * branches,
         stored_bytes=positions * prod(latent_shape) * TRAJECTORY_BYTES[request.sampling.trajectory_dtype],

@@ -2,15 +2,16 @@
 
 A bound on the steps in flight is the staleness (`run.max_staleness`), scores as futures are the overlap of rewards with
 generation (`run.reward_overlap_groups`), and drawing prompts until enough groups are useful is dynamic sampling
-(`data.dynamic_sampling_rounds`). Scouts (`data.scouts`) are drawn and scored before the samples that they choose. What
-is computed depends on the prompts and the weights alone, never on timing.
+(`data.dynamic_sampling_rounds`). Scouts (`data.scouts`) are drawn and scored before the samples that they choose,
+samples that give SDE steps rewards of their own (`Needs.step_rewards`) after them. What is computed depends on the
+prompts and the weights alone, never on timing.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,6 +31,7 @@ from .phases import Phases
 from .requests import step_requests
 from .scoring import check_scored, combined, score_by
 from .scouts import chosen_by, known_rewards, scout_requests
+from .step_rewards import expectation_requests, with_step_rewards
 from .unfinished import check_finished
 
 if TYPE_CHECKING:
@@ -224,18 +226,29 @@ class GroupQueue:
     def _chosen(
         self, step: int, versions: Mapping[str, int], phases: Phases, prompts: Sequence[Prompt]
     ) -> ScoredGroups:
-        """Every sample of these prompts, scored, with credit; of scouts, those that they choose."""
+        """Every sample of these prompts, scored, with credit and rewards of steps; of scouts, those that they
+        choose."""
         draw, plan = partial(self._drawn, step, versions, phases, prompts), self.plan
         if not plan.data.scouts.samples_per_prompt:
-            return draw(step_requests)
+            return self._with_step_rewards(draw(step_requests), draw)
         scouts = draw(scout_requests)
         track, seconds = scouts.tracks[plan.only.name], (scouts.generate_s, scouts.score_s)
         chosen, rewards = chosen_by(track, count=plan.only.samples), known_rewards(track)
         # Their images need not stay in memory beside those of the exact samples.
         del scouts, track
-        exact = draw(partial(step_requests, chosen=chosen))
-        generate_s, score_s = exact.generate_s + seconds[0], exact.score_s + seconds[1]
-        return replace(exact, generate_s=generate_s, score_s=score_s, scouts=rewards)
+        exact = self._with_step_rewards(draw(partial(step_requests, chosen=chosen)), draw, chosen=chosen)
+        return replace(_after(exact, *seconds), scouts=rewards)
+
+    def _with_step_rewards(
+        self, groups: ScoredGroups, draw: Callable[..., ScoredGroups], *, chosen: Collection[str] | None = None
+    ) -> ScoredGroups:
+        """The groups with rewards of single steps, where the algorithm needs them. chosen: as of `step_requests`."""
+        stage = self.plan.stages[0]
+        if not stage.needs.step_rewards:
+            return groups
+        expected = draw(partial(expectation_requests, chosen=chosen))
+        track = with_step_rewards(groups.tracks[stage.name], expected.tracks[stage.name])
+        return _after(replace(groups, tracks={stage.name: track}), expected.generate_s, expected.score_s)
 
     def _drawn(
         self,
@@ -354,6 +367,11 @@ class GroupQueue:
     def _check_over(self) -> None:
         if self._is_over.is_set():
             raise CancelledError
+
+
+def _after(groups: ScoredGroups, generate_s: float, score_s: float) -> ScoredGroups:
+    """The groups with the seconds of others that were drawn for them."""
+    return replace(groups, generate_s=groups.generate_s + generate_s, score_s=groups.score_s + score_s)
 
 
 def _num_unscored(scores: Sequence[Mapping[str, Future[_Scores]]]) -> int:

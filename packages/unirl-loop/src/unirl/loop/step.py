@@ -32,6 +32,7 @@ from .reward_watch import RewardWatch
 from .saved_samples import save_samples
 from .scoring import agreements, constant_reward, known, mean_parts
 from .scouts import scout_metrics
+from .step_rewards import step_reward_metrics
 from .stop import Preempted
 from .unfinished import left_out
 
@@ -250,6 +251,8 @@ def _job(
     metrics |= _reward_metrics(track)
     if stage.algorithm is None:
         return None
+    if stage.needs.step_rewards:
+        metrics |= step_reward_metrics(track)
     # Equal scores differ in their gradients, and other losses do not read them.
     reads_scores = stage.needs.reward in ("scalar", "group")
     value = constant_reward(track) if reads_scores and track.rewards is not None else None

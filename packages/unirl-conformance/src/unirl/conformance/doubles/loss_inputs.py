@@ -62,6 +62,8 @@ def loss_inputs(
 
 def _of_steps(track: Track, new: Replayed, old: Replayed, reference: Replayed, shared: dict[str, Any]) -> LossInputs:
     segment, shape = track.latent, new.log_probs.shape
+    if shared["advantages"] is not None and segment.advantages is not None:
+        shared = {**shared, "advantages": _numpy(segment.advantages)}
     return LossInputs(
         means=_numpy(new.means),
         old_means=_numpy(old.means),

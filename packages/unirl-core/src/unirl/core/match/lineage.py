@@ -9,6 +9,7 @@ from ..limits import Reason
 from ..specs.capability import Cap
 from ..types.sampling import LatentSamplingConfig
 from .scouts import scouts
+from .step_rewards import step_rewards
 from .wording import lacks, listed
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def lineage(plan: Plan) -> Iterator[Reason]:
             yield from _guided_reference(plan, stage)
     yield from _dynamic_sampling(plan)
     yield from scouts(plan)
+    yield from step_rewards(plan)
 
 
 def _dynamic_sampling(plan: Plan) -> Iterator[Reason]:

@@ -141,6 +141,9 @@ class Needs:
     """Needs a fake score, trained alongside."""
     stochastic: bool = False
     """Needs steps with noise: eta 0 and deterministic kernels are refused."""
+    step_rewards: bool = False
+    """Needs the reward that each SDE step gained: samples are drawn once more from before each of them, without noise
+    from there on."""
     multi_update: bool = True
     """Valid for several optimizer steps on one rollout."""
     staleness: Literal["unstated", "none", "ratio", "any"] = "unstated"

@@ -41,7 +41,7 @@ class LatentRequest(Batch):
     """[N, P] int64, -1 is none: positions whose latents come back besides those around the scored steps and the end."""
     step_noise_ids: tuple[tuple[str, ...], ...] | None = rows(default=None)
     """[N] of T keys: that of each step's noise, where samples of a group share noise; None takes the sample's id at
-    every step. Rows of equal input, initial noise and keys up to a step are equal there."""
+    every step. Rows of equal input, initial noise, SDE steps and keys of these up to a step are equal there."""
     num_branches: int = shared(default=1)
     """Branches of the guidance: velocities that a step takes of each row."""
 

@@ -136,6 +136,8 @@ class LatentSegment(Batch):
     """[N, R] fp32: returns, the critic's value targets."""
     advantages: Array | None = rows(default=None)
     """[N, R] fp32 per scored step, finite in empty slots too; takes the place of the track's advantages."""
+    step_rewards: Mapping[str, Array] = rows(default_factory=lambda: dict[str, Array]())
+    """Name of a reward -> [N, S], what each SDE step gained of it, see `unirl.core.specs.capability.Needs`."""
     sigmas: Array = shared()
     """[T+1] fp32, falling, ending in 0."""
     sampler: Sampler = shared()

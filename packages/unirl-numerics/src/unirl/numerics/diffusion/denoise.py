@@ -192,9 +192,10 @@ class Walk:
         if self._keys is None:
             every = list(range(self.x.shape[0]))
             return every, every
-        past = zip(self._starts, self._plan.tolist(), [own[: self.step] for own in self._keys], strict=True)
+        past = zip(self._starts, self._plan.tolist(), self._keys, strict=True)
         numbers: dict[Hashable, int] = {}
-        places = [numbers.setdefault((start, tuple(steps), own), len(numbers)) for start, steps, own in past]
+        drawn = [(start, *((step, own[step]) for step in steps if 0 <= step < self.step)) for start, steps, own in past]
+        places = [numbers.setdefault(path, len(numbers)) for path in drawn]
         return [places.index(place) for place in range(len(numbers))], places
 
     @property

@@ -19,7 +19,9 @@ __all__ = [
     "advantages_of",
     "best_and_worst",
     "chosen_and_clipped",
+    "compared",
     "counted_rewards",
+    "step_advantages",
     "track_advantages",
     "whole_groups",
 ]
@@ -79,6 +81,59 @@ def track_advantages(
     }
     track, chosen = chosen_and_clipped(dataclasses.replace(track, advantages=values), config)
     return track, numbers | chosen
+
+
+def compared(
+    track: Track,
+    scores: Mapping[str, Tensor],
+    config: AdvantageConfig,
+    *,
+    reward_weights: Mapping[str, float],
+    is_live: Tensor,
+) -> Tensor:
+    """[N] fp32 on the CPU: the advantages of these scores in place of the track's rewards; 0 where not live.
+
+    scores: name -> [N], of the rewards of `reward_weights`.  is_live: [N] bool; the others count nowhere.
+    """
+    # Tensors that no statistic reads are not copied.
+    light = dataclasses.replace(track, segment=None, conditions={}, media=None, rewards=None)
+    scored, _ = track_advantages(
+        dataclasses.replace(light, reward_parts=scores, sample_weights=is_live.to(track.sample_weights)),
+        config,
+        reward_weights=reward_weights,
+    )
+    assert scored.advantages is not None
+    values = scored.advantages.cpu()
+    return torch.where(is_live.cpu(), values, torch.zeros_like(values))
+
+
+def step_advantages(track: Track, config: AdvantageConfig, *, reward_weights: Mapping[str, float]) -> Tensor:
+    """[N, R] fp32 on the CPU, R as the segment's scored steps: what each step gained, compared with what the same step
+    gained in the other samples; 0 in empty slots.
+
+    Raises BatchError for a track without `LatentSegment.step_rewards`.
+    Source: DenseGRPO, arXiv 2601.20218, equation 10.
+    """
+    segment = track.latent
+    if missing := sorted(set(reward_weights) - set(segment.step_rewards)):
+        raise BatchError(
+            f"Track {track.name!r}: it has no rewards of steps ({', '.join(missing)}); the loop adds them for an "
+            "algorithm whose `Needs.step_rewards` is true."
+        )
+    steps, scored = segment.sde_steps.cpu(), segment.scored_steps.cpu()
+    counts = track.sample_weights.cpu() > 0
+    columns = [
+        compared(
+            track,
+            {name: segment.step_rewards[name][:, place] for name in reward_weights},
+            config,
+            reward_weights=reward_weights,
+            is_live=counts & (steps[:, place] >= 0),
+        )
+        for place in range(steps.shape[1])
+    ]
+    places = (scored[:, :, None] == steps[:, None, :]).int().argmax(dim=2)
+    return torch.where(scored >= 0, torch.stack(columns, dim=1).gather(1, places), 0.0)
 
 
 def whole_groups(config: AdvantageConfig) -> AdvantageConfig:

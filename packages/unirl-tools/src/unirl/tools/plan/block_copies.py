@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from unirl.core.types.sampling import LatentSamplingConfig
@@ -25,13 +26,13 @@ def copied_bytes(
     micro_batch: int,
     generates: bool,
     is_serial: bool,
-    scouts: tuple[int, int] = (0, 0),
+    further: Sequence[tuple[int, int]] = (),
 ) -> StepTime:
     """Bytes by phase: each forward of the model and each backward pass through it copies all of its blocks.
 
     train_rows: rows that a sample is trained on.  rows: samples of the device in a step.  micro_batch: samples of a
     micro-batch.  generates: whether the device also samples with the weights.  is_serial: see `TrainConfig`.
-    scouts: of the device in a step, and the denoise steps of each.
+    further: samples of the device in a step that are not trained on, with the denoise steps of each.
     """
     train = stage.train
     updates = train.updates_per_step
@@ -49,9 +50,9 @@ def copied_bytes(
     else:
         sampled = sampling.max_new_tokens
     passes = math.ceil(rows / batch) * sampled
-    if scouts[0]:
-        batch = vars(stage.engine.config).get("forward_batch") or scouts[0]
-        passes += math.ceil(scouts[0] / batch) * scouts[1] * size.step_forwards
+    for count, denoised in further:
+        batch = vars(stage.engine.config).get("forward_batch") or count
+        passes += math.ceil(count / batch) * denoised * size.step_forwards
     share = train.replayed_share(critic=stage.needs.critic) if stage.needs.log_probs != "none" else 0
     return StepTime(
         generate=passes * size.blocks_bytes if generates else 0,

@@ -309,8 +309,8 @@ class _Counted:
             # The negative prompt is the same for all.
             items["conditions"] = (prompts + sampling.is_guided) * size.condition_bytes
             pixels = 3 * sampling.frames * sampling.height * sampling.width
-            scouts = math.ceil(self._plan.data.prompts_per_step * self._plan.data.scouts.samples_per_prompt / holders)
-            items["media"] = max(rows, scouts) * pixels if sampling.decode else 0
+            drawn = [math.ceil(self._plan.data.prompts_per_step * count / holders) for count, _ in self._further]
+            items["media"] = max(rows, *drawn, 0) * pixels if sampling.decode else 0
         return items
 
     def _rows(self) -> int:
@@ -354,13 +354,19 @@ class _Counted:
             return FP32 * size.adapter_elements
         return size.weight_bytes - size.trained_bytes + FP32 * size.trained_elements
 
-    def _scouts_share(self) -> float:
-        """Denoise steps of the scouts, in those of the exact samples."""
-        scouts, sampling = self._plan.data.scouts, self._stage.sampling
-        if not isinstance(sampling, LatentSamplingConfig):
-            return 0.0
-        steps = self._stage.samples * sampling.num_inference_steps
-        return scouts.samples_per_prompt * scouts.num_inference_steps / steps
+    @property
+    def _further(self) -> list[tuple[int, int]]:
+        """Samples of a prompt that are drawn and not trained on, with the denoise steps of each: scouts, and those
+        that give SDE steps their rewards."""
+        scouts, stage = self._plan.data.scouts, self._stage
+        if not isinstance(stage.sampling, LatentSamplingConfig):
+            return []
+        expected = stage.samples * self._size.sde_steps if stage.needs.step_rewards else 0
+        every = [
+            (scouts.samples_per_prompt, scouts.num_inference_steps),
+            (expected, stage.sampling.num_inference_steps),
+        ]
+        return [(count, steps) for count, steps in every if count]
 
     def _decode_bytes(self) -> int:
         """Weights are read for each token of all completions of a batch, keys and values for each token before it."""
@@ -378,10 +384,8 @@ class _Counted:
         own = {"train_rows": self._train_rows, "rows": self._per_rank, "micro_batch": self._rows()}
         generates = not self._processes.rollout and not self._is_external
         is_serial = self._stage.train.is_serial(self._plan.run.device)
-        given = self._plan.data.scouts
-        rows = math.ceil(self._per_rank * given.samples_per_prompt / self._stage.samples)
-        scouts = (rows, given.num_inference_steps)
-        return copied_bytes(self._stage, self._size, generates=generates, is_serial=is_serial, scouts=scouts, **own)
+        further = [(math.ceil(self._per_rank * count / self._stage.samples), steps) for count, steps in self._further]
+        return copied_bytes(self._stage, self._size, generates=generates, is_serial=is_serial, further=further, **own)
 
     @property
     def _saved_copies(self) -> int:
@@ -413,8 +417,11 @@ class _Counted:
         # Of branches without gradient there is a forward pass.
         kept = 1 / size.step_rows if stage.train.detach_negative else 1
         share = stage.train.replayed_share(critic=stage.needs.critic) if stage.needs.log_probs != "none" else 0
+        # In the denoise steps of the samples that are trained on.
+        own = stage.samples * getattr(stage.sampling, "num_inference_steps", 1)
+        further = sum(count * steps for count, steps in self._further) / own
         return StepTime(
-            generate=row * size.rollout_rows + round(row * size.rollout_rows * self._scouts_share()),
+            generate=row * size.rollout_rows + round(row * size.rollout_rows * further),
             old_log_probs=round(scored * share),
             reference=scored if stage.needs.reference == "policy" else 0,
             train=round(scored * (kept * passes + 1 - kept)),

@@ -94,6 +94,8 @@ class ModelSize:
     """Rows that it is trained on."""
     step_rows: int
     """Those of one of its steps: the branches of the guidance."""
+    sde_steps: int
+    """Steps with noise of a sample."""
     step_forwards: int
     """Forwards of the model for a step of the rollout: 1, or one for each branch."""
     stored_bytes: int
@@ -222,6 +224,7 @@ class _Row:
             # A loss that reads no trajectory chooses its own points: one of them, with one branch.
             "train_rows": cost.train_rows or 1,
             "step_rows": request.num_branches if cost.train_rows else 1,
+            "sde_steps": int(request.sde_steps.shape[1]),
             "step_forwards": guidance_of(request.sampler).num_forwards,
             "stored_bytes": cost.stored_bytes,
         }
@@ -249,6 +252,7 @@ class _Row:
             "rollout_rows": 1,
             "train_rows": 1,
             "step_rows": 1,
+            "sde_steps": 0,
             "step_forwards": 1,
             # int64 tokens, and fp32 log-probs.
             "stored_bytes": 8 * (length + len(new)) + 4 * len(new),

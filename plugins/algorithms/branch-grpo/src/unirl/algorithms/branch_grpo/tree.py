@@ -12,7 +12,7 @@ from unirl.core.errors import BatchError
 from unirl.core.specs.config import AdvantageConfig
 from unirl.core.types.batch import rows_by_group
 from unirl.core.types.track import Track
-from unirl.numerics.train.track_advantages import track_advantages
+from unirl.numerics.train.track_advantages import compared
 
 __all__ = ["path_advantages", "without_steps"]
 
@@ -43,15 +43,11 @@ def path_advantages(
             name: torch.stack([_weighted(values[rows], share) for rows, share in zip(paths, shares, strict=True)])
             for name, values in rewards.items()
         }
-        depth = dataclasses.replace(
-            light.select([rows[0] for rows in paths]),
-            reward_parts=fused,
-            sample_weights=torch.tensor([float(is_live[rows].any()) for rows in paths]),
-        )
-        scored, _ = track_advantages(depth, config, reward_weights=reward_weights)
-        assert scored.advantages is not None
+        firsts = light.select([rows[0] for rows in paths])
+        lives = torch.stack([is_live[rows].any() for rows in paths])
         own = torch.zeros(track.num_rows)
-        for rows, value in zip(paths, scored.advantages, strict=True):
+        values = compared(firsts, fused, config, reward_weights=reward_weights, is_live=lives)
+        for rows, value in zip(paths, values, strict=True):
             own[rows] = value
         columns.append(torch.where(is_live, own, torch.zeros_like(own)))
     return torch.stack(columns, dim=1) if columns else torch.zeros(steps.shape)

@@ -32,7 +32,13 @@ from unirl.numerics.loss.losses import (
 )
 from unirl.numerics.loss.policy_metrics import mean_over, ratio_metrics
 from unirl.numerics.train.steps import StepLosses, old_log_prob_steps, step_counts
-from unirl.numerics.train.track_advantages import advantages_of, track_advantages
+from unirl.numerics.train.track_advantages import (
+    advantages_of,
+    chosen_and_clipped,
+    step_advantages,
+    track_advantages,
+    whole_groups,
+)
 
 __all__ = ["FlowGrpo", "build"]
 
@@ -55,7 +61,8 @@ class FlowGrpo(StepLosses, AdaptiveKl, Algorithm):
     DanceGRPO (2505.07818) is the kernel `dance-sde`, with noise at all steps but the last and a random share of them
     trained on; Flow-GRPO-Fast and MixGRPO (2507.21802) are windows of SDE steps;
     GRPO-Guard (2510.22319) is `ratio_norm` with `step_weight: inverse-dt`; TempFlow-GRPO (2508.04324) is one SDE step
-    in each trajectory with `step_weight: noise`; Flow-DPPO (2606.11025) is `loss: divergence`.
+    in each trajectory with `step_weight: noise`; Flow-DPPO (2606.11025) is `loss: divergence`; DenseGRPO (2601.20218),
+    without its noise levels by step, is `step_rewards`.
     """
 
     def __init__(
@@ -77,7 +84,15 @@ class FlowGrpo(StepLosses, AdaptiveKl, Algorithm):
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         track = self.with_kl_weights(track, reward_weights=self._reward_weights)
-        return track_advantages(track, self._advantage, reward_weights=self._reward_weights)
+        if not self._config.step_rewards:
+            return track_advantages(track, self._advantage, reward_weights=self._reward_weights)
+        every, weights = whole_groups(self._advantage), self._reward_weights
+        # Of the samples: to choose some of them by.
+        track, numbers = track_advantages(track, every, reward_weights=weights)
+        by_step = step_advantages(track, every, reward_weights=weights)
+        segment = dataclasses.replace(track.latent, advantages=by_step, step_rewards={})
+        track, chosen = chosen_and_clipped(dataclasses.replace(track, segment=segment), self._advantage)
+        return track, numbers | chosen
 
     def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
         """Store the old log-probs, recomputed as in the update or the engine's, and the means that a loss needs."""

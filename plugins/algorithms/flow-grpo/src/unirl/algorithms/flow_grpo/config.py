@@ -55,6 +55,9 @@ class FlowGrpoConfig(KlConfig):
     step_weight: str = one_of("uniform", "inverse-dt", "noise", default="uniform")
     """Weight of each SDE step: `uniform`; `inverse-dt`, 1/(sigma - sigma') (GRPO-Guard); `noise`, the std of the step's
     noise over the mean of those of all steps of the schedule that may have noise (TempFlow-GRPO)."""
+    step_rewards: bool = False
+    """DenseGRPO: the reward of an SDE step is what it adds to the reward of the sample that would follow without noise.
+    S SDE steps take S further samples for each one, which are drawn and scored and not trained on."""
     drop_zero_advantage: bool = False
     """Leave samples with zero advantage out of the loss average, so that the others weigh more."""
     kl_form: str = one_of("gaussian", "flow-grpo-code", "velocity", default="gaussian")
@@ -172,6 +175,11 @@ class DdpoConfig(FlowGrpoConfig):
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also a count that no buffer reaches, and a mean that is not the prompt's."""
         yield from super().problems(plan, stage)
+        if self.step_rewards:
+            yield Reason(
+                key=".step_rewards",
+                text="got true, expected false: running statistics are of whole samples. Use algorithm=flow-grpo.",
+            )
         if self.min_count > self.buffer_size:
             yield Reason(
                 key=".min_count",

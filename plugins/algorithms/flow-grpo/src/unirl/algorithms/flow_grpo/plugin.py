@@ -10,6 +10,7 @@ from unirl.core.specs.capability import Needs
 from unirl.core.specs.spec import AlgorithmSpec
 
 _REFERENCE = {"kl_coef": Needs(reference="policy")}
+_STEP_REWARDS = {"step_rewards": Needs(step_rewards=True)}
 
 FLOW_GRPO = AlgorithmSpec(
     name="flow-grpo",
@@ -18,7 +19,7 @@ FLOW_GRPO = AlgorithmSpec(
     config="unirl.algorithms.flow_grpo.config:FlowGrpoConfig",
     needs=Needs(track="latent", trajectory="window", log_probs="gaussian", stochastic=True, staleness="ratio"),
     # Ratio norm compares means, which are replayed with the weights that train.
-    when={**_REFERENCE, "ratio_norm": Needs(staleness="none")},
+    when={**_REFERENCE, **_STEP_REWARDS, "ratio_norm": Needs(staleness="none")},
     stateful={"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100.0},
     clip_key="clip_range",
     proposes={"sampling.kernel": "flow-sde", "sampling.eta": 0.7, "sampling.sde": {"mode": "all"}},
@@ -34,7 +35,7 @@ FLOW_DPPO = replace(
     config="unirl.algorithms.flow_grpo.config:FlowDppoConfig",
     # The divergence, too, is of means that are replayed with the weights that train.
     needs=replace(FLOW_GRPO.needs, staleness="none"),
-    when=_REFERENCE,
+    when={**_REFERENCE, **_STEP_REWARDS},
     paper="arXiv 2606.11025",
     # At 1,000 elements a KL of 1e-3 is a log-ratio of std 1.4e-3, about as much as the clip range of the others allows.
     trial={"clip_range": 1e-3, "threshold": 1e-3},
@@ -57,6 +58,7 @@ DDPO = replace(
     summary="Clipped policy gradient over denoising steps, with advantages from running statistics of each prompt",
     build="unirl.algorithms.flow_grpo.ddpo:build",
     config="unirl.algorithms.flow_grpo.config:DdpoConfig",
+    when={key: needs for key, needs in FLOW_GRPO.when.items() if key not in _STEP_REWARDS},
     paper="arXiv 2305.13301",
     # Trials have groups of four and no earlier steps.
     # The 24 samples a prompt of the learning trial are more than the usual buffer holds.

@@ -20,9 +20,9 @@ def loss(config: FlowGrpoConfig, inputs: LossInputs) -> float:
     for row, weight in enumerate(inputs.weights):
         if weight == 0:
             continue
-        counts = weight * (inputs.advantages[row] != 0) if config.drop_zero_advantage else weight
         for column, step in enumerate(inputs.sde_steps[row]):
             if step >= 0:
+                counts = weight * (_advantage(inputs, row, column) != 0) if config.drop_zero_advantage else weight
                 policy.add(_policy(config, inputs, row, column), float(counts))
                 kl.add(inputs.kl_weight(row) * _divergence(config, inputs, row, column), float(weight))
     return policy.value + config.kl_coef * kl.value
@@ -34,9 +34,14 @@ def _policy(config: FlowGrpoConfig, inputs: LossInputs, row: int, column: int) -
     return value * _step_weight(config.step_weight, inputs, row, column)
 
 
+def _advantage(inputs: LossInputs, row: int, column: int) -> float:
+    """That of the sample, or of the step where each has its own."""
+    return float(inputs.advantages[row] if inputs.advantages.ndim == 1 else inputs.advantages[row, column])
+
+
 def _clip(config: FlowGrpoConfig, inputs: LossInputs, row: int, column: int) -> float:
     """PPO's clipped objective, arXiv 1707.06347, equation 7."""
-    advantage = float(inputs.advantages[row])
+    advantage = _advantage(inputs, row, column)
     columns = [column]
     if config.ratio == "sequence":  # GSPO, arXiv 2507.18071, equation 7: the geometric mean over the steps.
         columns = [place for place, step in enumerate(inputs.sde_steps[row]) if step >= 0]
@@ -54,13 +59,13 @@ def _cispo(config: FlowGrpoConfig, inputs: LossInputs, row: int, column: int) ->
     """CISPO, arXiv 2506.13585, equations 4 and 5."""
     low, high = _bounds(config, inputs)
     weight = min(max(math.exp(_log_ratio(config, inputs.detached, row, column)), 1 - low), 1 + high)
-    return -weight * float(inputs.advantages[row]) * float(inputs.log_probs[row, column])
+    return -weight * _advantage(inputs, row, column) * float(inputs.log_probs[row, column])
 
 
 def _masked(config: FlowGrpoConfig, inputs: LossInputs, row: int, column: int) -> float:
     """Flow-DPPO, arXiv 2606.11025: no loss where the policy is far from the old one and would go further."""
     assert config.threshold is not None
-    advantage, ratio = float(inputs.advantages[row]), math.exp(_log_ratio(config, inputs, row, column))
+    advantage, ratio = _advantage(inputs, row, column), math.exp(_log_ratio(config, inputs, row, column))
     shift = float(((inputs.means[row, column] - inputs.old_means[row, column]) ** 2).mean())
     is_far = shift / (2 * float(inputs.std[row, column]) ** 2) >= config.threshold
     return 0.0 if is_far and advantage * (ratio - 1) > 0 else -advantage * ratio
