@@ -66,7 +66,7 @@ class Forwarded:
     """Log-probs that depend on the model: the latent's first three entries times its weight."""
 
     def __init__(self, weight):
-        self.weight, self.meter, self.teacher, self.reference_guidance = weight, None, None, None
+        self.weight, self.meter, self.teachers, self.reference_guidance = weight, None, {}, None
 
     def __call__(self, track, *, policy="live"):
         inputs = track.latent.latents[:, 0, :3].double()

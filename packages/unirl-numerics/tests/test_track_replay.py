@@ -194,7 +194,7 @@ def test_the_reference_policy_may_have_a_guidance_of_its_own(guided):
     x, sigma = points_of(track)
     forward = TrackReplay(model, stacked=True, policy_context=no_policy)
     before, live = forward.velocity(track, x, sigma, guided=guided), forward(track)
-    forward.teacher, forward.reference_guidance = teacher, 3.5
+    forward.teachers, forward.reference_guidance = {"": teacher}, 3.5
     assert torch.equal(forward.velocity(track, x, sigma, guided=guided), before)
     assert torch.equal(forward(track).means, live.means)
     given = {branch: one.expanded()["text"][:, None, :, None] for branch, one in track.conditions.items()}

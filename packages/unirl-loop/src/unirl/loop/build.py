@@ -168,7 +168,7 @@ def _is_used(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) 
     """Whether this process computes with the weights of a model: it samples, teaches or trains."""
     own = [stage for stage in plan.stages if stage.learner.name == learner]
     samples = _samples(plan, learner, with_engine=with_engine)
-    teaches = any(stage.teacher is not None and stage.teacher.name == learner for stage in plan.stages)
+    teaches = any(teacher.name == learner for stage in plan.stages for teacher in stage.teachers)
     # Without engine and losses it computes reference policies.
     asked = [stage for stage in own if with_losses or (not with_engine and stage.needs.reference != "none")]
     return samples or teaches or any(stage.backend is not None for stage in asked)
@@ -185,7 +185,7 @@ def _keeper(plan: Plan, learner: Learner, *, with_engine: bool) -> Learner:
     here, where ranks could call it unequally often."""
     if learner.backend is None and not _samples(plan, learner.name, with_engine=with_engine):
         for stage in plan.trained:
-            if stage.teacher is not None and stage.teacher.name == learner.name:
+            if learner.name in [teacher.name for teacher in stage.teachers]:
                 return stage.learner
     return learner
 

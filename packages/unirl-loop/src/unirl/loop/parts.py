@@ -214,7 +214,7 @@ def stage_job(parts: Parts, plan: Plan, track: Track) -> Job:
         weight=stage.settings.weight,
         # Stages that share a model have their own settings; those of a single one are the backend's.
         train=train_settings(stage) if len(plan.trained) > 1 else None,
-        reference=parts.models[stage.teacher.name] if stage.teacher else None,
+        references={teacher.name: parts.models[teacher.name] for teacher in stage.teachers},
         reference_guidance=stage.settings.reference_guidance,
     )
 

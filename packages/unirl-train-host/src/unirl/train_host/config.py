@@ -309,7 +309,7 @@ class ShardedConfig(BackendConfig):
         assert stage.algorithm is not None
         needs, asks = stage.needs, f"algorithm {stage.algorithm.name!r}"
         keeps_reference = self.trains == "lora" or self.reference_copy or plan.has_reference_workers
-        if needs.reference == "policy" and not keeps_reference and stage.teacher is None:
+        if needs.reference == "policy" and not keeps_reference and not stage.teachers:
             yield Reason(
                 key=".reference_copy",
                 text=f"{asks} needs a reference policy, which full training does not keep by default; set "

@@ -137,14 +137,14 @@ def test_another_model_may_be_the_reference_of_a_job(case: BackendCase) -> None:
     """A loss that replays with the reference policy sees the model that its job names as reference, a teacher, whether
     or not the initial weights are kept.
 
-    If it fails: give `Job.reference` to the replay of that job's track; `unirl.numerics.train.stack.train_on` gets the
+    If it fails: give `Job.references` to the replay of that job's track; `unirl.numerics.train.stack.train_on` gets the
     jobs as they are.
     """
     teacher = TinyDenoiser(device=case.device, seed=1)
     weights = {name: param.detach() for name, param in teacher.net.named_parameters()}
     with case.backend("full", **GRADIENT) as trainer:
         before, plain = trainer.trained(), plain_of(trainer, **GRADIENT)
-        job = Job(name="image", track=case.track(), algorithm=PPO(pull_to="reference"), reference=teacher)
+        job = Job(name="image", track=case.track(), algorithm=PPO(pull_to="reference"), references={"": teacher})
         trainer.backend.train([job], progress=0.25)
         plain.step(case.track(), pull_to=weights)
         gap = largest_gap(trainer.trained(), plain.weights) / largest_gap(before, plain.weights)

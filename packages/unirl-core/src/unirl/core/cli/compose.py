@@ -171,8 +171,8 @@ def _drawn(plan: Plan) -> Any:
     for stage in plan.stages:
         trained = f"trains with {stage.algorithm.name}" if stage.algorithm is not None else "frozen"
         facts = [f"{stage.model.name} on {stage.engine.name}", trained]
-        if stage.teacher is not None:
-            facts.append(f"KL to {stage.teacher.name}")
+        if stage.teachers:
+            facts.append(f"KL to {' or '.join(teacher.name for teacher in stage.teachers)}")
         if stage.environment is not None:
             facts.append(f"talks with {stage.environment.name}")
         if stage.rewards:

@@ -73,6 +73,8 @@ def read_data(plan: Plan) -> RunData:
         )
     for stage in plan.stages:
         _check_stored(stage, prompts, plan)
+        with _under("data.train"):
+            refuse([(row.where, problem) for row in prompts if (problem := _teacher_problem(row, stage))])
     for key, rows in read.items():
         with _under(key):
             refuse([(row.where, problem) for row in rows if (problem := _problem(row, plan))])
@@ -139,6 +141,17 @@ def _problem(row: Prompt, plan: Plan) -> str:
             if name in row.metadata and (kind := kind_of(row.metadata[name])) not in kinds:
                 return f"metadata {name!r} is {kind}; reward.{reward} expects {' or '.join(kinds)}."
     return ""
+
+
+def _teacher_problem(row: Prompt, stage: Stage) -> str:
+    """Why a stage with several teachers has none for a prompt; empty where it has one."""
+    names = [teacher.name for teacher in stage.teachers]
+    name = row.metadata.get("teacher")
+    if len(names) < 2 or name in names:
+        return ""
+    got = "no metadata 'teacher'" if name is None else f"the metadata 'teacher' {name!r}"
+    guess = did_you_mean(str(name), names) if name is not None else ""
+    return f"got {got}, expected one of {', '.join(map(repr, names))}, stages.{stage.name}.teachers{guess or '.'}"
 
 
 def _media_problem(row: Prompt, plan: Plan) -> str:

@@ -43,8 +43,8 @@ def lineage(plan: Plan) -> Iterator[Reason]:
             )
         yield from _inputs(plan, stage)
         yield from _signal(plan, stage)
-        if stage.teacher is not None:
-            yield from _teacher(plan, stage, stage.teacher)
+        for teacher in stage.teachers:
+            yield from _teacher(plan, stage, teacher)
         if stage.settings.reference_guidance is not None:
             yield from _guided_reference(plan, stage)
     yield from _dynamic_sampling(plan)
@@ -206,7 +206,8 @@ def _shown(plan: Plan, stage: Stage) -> Iterator[Reason]:
 def _teacher(plan: Plan, stage: Stage, teacher: Learner) -> Iterator[Reason]:
     """Reasons that a model cannot be the reference policy of a stage. Vocabularies and latent shapes are compared when
     it is loaded, by `unirl.loop.teachers`."""
-    refused = _refusals(f"stages.{stage.name}.reference", f"got {teacher.name!r}")
+    key = "reference" if stage.settings.reference else "teachers"
+    refused = _refusals(f"stages.{stage.name}.{key}", f"got {teacher.name!r}")
     own, other = stage.model.spec, teacher.model.spec
     if stage.needs.reference == "none":
         yield refused(_without_reference(stage))

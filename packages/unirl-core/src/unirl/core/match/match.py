@@ -85,7 +85,7 @@ def objections(plan: Plan, *, catalog: Catalog | None = None) -> list[Reason]:
     for choice in plan.choices:
         for stage in plan.stages:
             serves = choice in stage.parts.values() or any(plan.rewards[key] is choice for key in stage.rewards)
-            serves = serves or (stage.teacher is not None and choice is stage.teacher.model)
+            serves = serves or any(choice is teacher.model for teacher in stage.teachers)
             if choice.spec.kind in ("backend", "algorithm"):
                 serves = serves and stage.algorithm is not None and stage.backend is not None
             if serves or choice.spec.kind in ("launcher", "transport", "tracker"):
@@ -299,7 +299,7 @@ def _chosen_parts(plan: Plan, stage: Stage, catalog: Catalog | None) -> Iterator
             bridged=bridged,
             kind=stage.kind,
             observed=[key for key in rewards if not plan.rewards[key].config.weight],
-            has_teacher=stage.teacher is not None,
+            has_teacher=bool(stage.teachers),
             installed=() if catalog is None else cast("list[RewardSpec]", catalog.specs("reward")),
         )
     for reason in reasons:

@@ -67,7 +67,7 @@ def stages_of(recipe: RecipeConfig, parts: Mapping[str, Chosen], rewards: Chosen
                 train=_laid_over(recipe.train, own.train, key=f"stages.{name}.train"),
                 samples=own.samples or (1 if own.parent else recipe.data.samples_per_prompt),
                 settings=own,
-                teacher=learners[own.reference] if own.reference else None,
+                teachers=tuple(learners[each] for each in _teachers(own)),
                 rewards=_scored_by(name, medium_of(learner.model.spec, track, sampling[name]), rewards, settings),
                 eval_sampling=_typed(sampling[name], evaluation[name], _at("eval.sampling", name, settings, by=".")),
             )
@@ -107,20 +107,33 @@ def _settings(recipe: RecipeConfig, learners: Mapping[str, Learner]) -> dict[str
             raise RecipeError(
                 f"stages.{name}.model: got {own.model!r}; the recipe has models {_listed(learners)}{hint}"
             )
-        if own.reference and own.reference not in learners:
-            hint = did_you_mean(own.reference, learners) or "."
+        if own.reference and own.teachers:
             raise RecipeError(
-                f"stages.{name}.reference: got {own.reference!r}; the recipe has models {_listed(learners)}{hint}"
+                f"stages.{name}.teachers: got {_listed(own.teachers)} beside stages.{name}.reference={own.reference}; "
+                "expected one of them."
             )
+        if unknown := [each for each in _teachers(own) if each not in learners]:
+            key = "reference" if own.reference else "teachers"
+            hint = did_you_mean(unknown[0], learners) or "."
+            raise RecipeError(
+                f"stages.{name}.{key}: got {unknown[0]!r}; the recipe has models {_listed(learners)}{hint}"
+            )
+        if twice := [each for each in own.teachers if own.teachers.count(each) > 1]:
+            raise RecipeError(f"stages.{name}.teachers: got {twice[0]!r} twice; name each model once.")
         model = own.model or first
         result[name] = replace(own, model=model)
-    named = {own.model for own in result.values()} | {own.reference for own in result.values()}
+    named = {name for own in result.values() for name in (own.model, *_teachers(own))}
     if unused := sorted(set(learners) - named):
         raise RecipeError(
             f"model.{unused[0]}: no stage uses this model; remove it, or give a stage `model: {unused[0]}` or "
             f"`reference: {unused[0]}`."
         )
     return result
+
+
+def _teachers(own: StageConfig) -> list[str]:
+    """Keys of the models that are reference policies of a stage."""
+    return [own.reference] if own.reference else [*own.teachers]
 
 
 def _in_order(settings: Mapping[str, StageConfig]) -> dict[str, StageConfig]:

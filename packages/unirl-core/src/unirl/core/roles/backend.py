@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from .absent import absent
@@ -35,8 +35,9 @@ class Job:
     """Factor of its loss."""
     train: TrainConfig | None = None
     """Mini-batches, micro-batches and bounds of its stage; None takes those of the backend."""
-    reference: Model | None = None
-    """A frozen model that answers for the policy `reference`; None is the initial weights."""
+    references: Mapping[str, Model] = field(default_factory=lambda: dict[str, Model]())
+    """Frozen models that answer for the policy `reference`: one for all samples, of several each for those whose
+    metadata `teacher` has its name. Empty is the initial weights."""
     reference_guidance: float | None = None
     """Scale of the classifier-free guidance v_neg + scale (v_pos - v_neg) of the policy `reference`, wherever a loss
     asks for its velocities; None leaves it as the loss asks. The track needs negative conditions, unless it is 1."""

@@ -275,6 +275,9 @@ class StageConfig:
     reference: str = ""
     """Key of another model, under `model`, as the reference policy of its KL penalty: a frozen teacher. Empty takes the
     initial weights."""
+    teachers: list[str] = field(default_factory=lambda: list[str]())
+    """In place of `reference`, keys of several models: the reference policy of a sample is the one that the metadata
+    `teacher` of its prompt names."""
     reference_guidance: float | None = limit(None, least=0)
     """Scale of classifier-free guidance of the reference policy alone, for a guided teacher of an unguided student;
     needs samples with negative conditions. null takes the student's guidance in a KL penalty, and none in a loss on

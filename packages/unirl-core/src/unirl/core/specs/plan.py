@@ -189,8 +189,9 @@ class Stage:
     """Keys of the rewards that score it."""
     environment: Choice[EnvironmentSpec, EnvironmentConfig] | None = None
     """What answers its texts, turn by turn."""
-    teacher: Learner | None = None
-    """The model that is the reference policy of its algorithm; None is the initial weights."""
+    teachers: tuple[Learner, ...] = ()
+    """The models that are the reference policy of its algorithm, of several each for the samples whose metadata
+    `teacher` has its name; none are the initial weights."""
     eval_sampling: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Values that replace those of `sampling` in evaluation."""
 
@@ -302,7 +303,7 @@ class Plan:
     @property
     def learners(self) -> dict[str, Learner]:
         """Every model of the plan by name, in the order of their first stages; after them, teachers."""
-        teachers = [stage.teacher for stage in self.stages if stage.teacher is not None]
+        teachers = [teacher for stage in self.stages for teacher in stage.teachers]
         return {learner.name: learner for learner in (*(stage.learner for stage in self.stages), *teachers)}
 
     def numeric_leaves(self, resolved: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -377,7 +378,7 @@ class Plan:
         parts = [stage.parts for stage in self.stages]
         chosen: list[Choice[Spec, PartConfig]] = [
             *(part[kind] for kind in PER_STAGE for part in parts if kind in part),
-            *(stage.teacher.model for stage in self.stages if stage.teacher is not None),
+            *(teacher.model for stage in self.stages for teacher in stage.teachers),
             *self.rewards.values(),
             *self.trackers.values(),
             *([self.launcher] if self.launcher else []),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -87,13 +87,13 @@ class MismatchMeter:
 
 
 class MeteredForward(Forward, Protocol):
-    """A `Forward` that shows every replay by the live weights to its meter, and asks its teacher for the reference
+    """A `Forward` that shows every replay by the live weights to its meter, and asks its teachers for the reference
     policy, if it has them; with a guidance of that policy's own, if it has one. `trains` is the policy that has a
     gradient."""
 
     trains: Policy
     meter: MismatchMeter | None
-    teacher: Model | None
+    teachers: Mapping[str, Model]
     reference_guidance: float | None
 
 
@@ -103,12 +103,13 @@ def metered(
 ) -> Generator[None]:
     """Within the block, `meter` measures what `forward` replays, its reference policy is that of the job, and the
     policy `trains` has a gradient."""
-    forward.meter, forward.teacher, forward.reference_guidance = meter, job.reference, job.reference_guidance
+    forward.meter, forward.teachers, forward.reference_guidance = meter, job.references, job.reference_guidance
     forward.trains = trains
     try:
         yield
     finally:
-        forward.meter = forward.teacher = forward.reference_guidance = None
+        forward.meter = forward.reference_guidance = None
+        forward.teachers = {}
         forward.trains = "live"
 
 

@@ -18,6 +18,7 @@ from ..diffusion.replay import replay, step_values, velocity_at
 from ..diffusion.sampler import guidance_of, kernel_of
 from ..tokens.replay import replay_divergence, replay_output_head, replay_text
 from .reference import kept_reference_tokens
+from .teachers import joined, rows_of_teachers
 
 if TYPE_CHECKING:
     from unirl.core.roles import DiffusionModel, DivergenceKind, Model, Policy, TextModel
@@ -55,8 +56,8 @@ class TrackReplay:
         """The policy whose outputs have a gradient, with whose weights the model is called."""
         self.meter: MismatchMeter | None = None
         """Measures what the live weights replay, see `unirl.numerics.train.log_prob_mismatch.metered`."""
-        self.teacher: Model | None = None
-        """Answers for the policy `reference` in place of the initial weights, see `unirl.core.roles.Job`."""
+        self.teachers: Mapping[str, Model] = {}
+        """Answer for the policy `reference` in place of the initial weights, see `unirl.core.roles.Job`."""
         self.reference_guidance: float | None = None
         """Scale of classifier-free guidance of the policy `reference`, see `unirl.core.roles.Job`."""
 
@@ -76,8 +77,11 @@ class TrackReplay:
         kept = self._kept_reference(track) if policy == "reference" else None
         if kept is not None:
             return kept
-        with self._without_gradient(policy):
-            return self._replayed(track, policy=policy)
+        results: list[tuple[list[int], Replayed | ReplayedTokens]] = []
+        for teacher, rows, part in self._shares(track, policy):
+            with self._without_gradient(policy, teacher):
+                results.append((rows, self._replayed(part, policy=policy)))
+        return joined(results) if len(results) > 1 else results[0][1]
 
     def velocity(
         self, track: Track, x: Tensor, sigma: Tensor, *, policy: Policy = "live", guided: bool = False
@@ -87,21 +91,25 @@ class TrackReplay:
         _check_points(track, x, sigma)
         guidance = self._guidance(guidance_of(segment.sampler) if guided else NO_GUIDANCE, policy=policy)
 
-        def at_points() -> Tensor:
+        def at_points(part: Track, x: Tensor, sigma: Tensor) -> Tensor:
             return velocity_at(
                 cast("DiffusionModel", self._model).velocity,
                 x if sigma.ndim == 2 else x[:, None],
                 sigma if sigma.ndim == 2 else sigma[:, None],
-                conditions=_conditions(track, guidance),
+                conditions=_conditions(part, guidance),
                 guidance=guidance,
                 stacked=self._stacked,
                 only_positive=self._only_positive,
             ).reshape(x.shape)
 
         if policy == self.trains:
-            return at_points()
-        with self._without_gradient(policy):
-            return at_points()
+            return at_points(track, x, sigma)
+        results: list[tuple[list[int], Tensor]] = []
+        for teacher, rows, part in self._shares(track, policy):
+            with self._without_gradient(policy, teacher):
+                points = (x, sigma) if part is track else (x[rows or [0]], sigma[rows or [0]])
+                results.append((rows, at_points(part, *points)))
+        return joined(results) if len(results) > 1 else results[0][1]
 
     def divergence(
         self,
@@ -119,24 +127,41 @@ class TrackReplay:
                 f"Track {track.name!r}: its reference log-probs come from other workers and are of the sampled tokens "
                 "alone; a divergence needs whole distributions. Use launcher.reference=trainside."
             )
-        with self._without_gradient(policy):
-            teacher = replay_output_head(cast("TextModel", self._model), track, packing=self._packing)
-        student = cast("TextModel", self._model)
-        result = replay_divergence(
-            student, track, teacher=teacher, kind=kind, beta=beta, top_k=top_k, packing=self._packing
-        )
+        results: list[tuple[list[int], ReplayedTokens]] = []
+        for teacher, rows, part in self._shares(track, policy):
+            with self._without_gradient(policy, teacher):
+                head = replay_output_head(cast("TextModel", self._model), part, packing=self._packing)
+            student = cast("TextModel", self._model)
+            divergence = replay_divergence(
+                student, part, teacher=head, kind=kind, beta=beta, top_k=top_k, packing=self._packing
+            )
+            results.append((rows, divergence))
+        result = joined(results) if len(results) > 1 else results[0][1]
         if self.meter is not None:
             self.meter.observe(track, result)
         return result
 
+    def _shares(self, track: Track, policy: Policy) -> list[tuple[Model | None, list[int], Track]]:
+        """The teachers of a policy, each with the rows that it answers for and their track; None is the trained model.
+
+        A teacher of no row has the first one, and the empty list of rows: ranks must call every teacher equally often.
+        """
+        teachers = self.teachers if policy == "reference" else {}
+        if len(teachers) < 2:
+            return [(next(iter(teachers.values()), None), [*range(track.num_rows)], track)]
+        return [
+            (teachers[name], rows, track.select(rows or [0]))
+            for name, rows in rows_of_teachers(track, teachers).items()
+        ]
+
     @contextmanager
-    def _without_gradient(self, policy: Policy) -> Generator[None]:
-        """Within the block the model is that of a policy: a teacher, or the trained one with those weights."""
-        if policy != "reference" or self.teacher is None:
+    def _without_gradient(self, policy: Policy, teacher: Model | None) -> Generator[None]:
+        """Within the block the model is a teacher, or the trained one with the weights of a policy."""
+        if teacher is None:
             with torch.no_grad(), self._policy_context(policy):
                 yield
             return
-        trained, self._model = self._model, self.teacher
+        trained, self._model = self._model, teacher
         try:
             with torch.no_grad():
                 yield

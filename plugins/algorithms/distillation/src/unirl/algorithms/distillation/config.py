@@ -107,7 +107,7 @@ class Dmd2Config(ForwardConfig):
 def _without_teacher(plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
     """A reason against the initial weights as the teacher of the only stage that trains them: nothing would move,
     unless the teacher has a guidance."""
-    if plan is None or stage is None or stage.teacher is not None or stage.algorithm is None:
+    if plan is None or stage is None or stage.teachers or stage.algorithm is None:
         return
     if stage.settings.reference_guidance is not None:
         return

@@ -438,7 +438,7 @@ def _alone(plan: Plan) -> Plan:
     score and teachers."""
 
     def alone(stage: Stage) -> Stage:
-        stage = dataclasses.replace(stage, teacher=None)
+        stage = dataclasses.replace(stage, teachers=())
         if stage.backend is None:
             return stage
         config: Any = stage.backend.config
