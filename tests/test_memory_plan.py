@@ -64,6 +64,15 @@ RECIPES = {
     "step by step, one branch": (
         *("quickstart", *SMALL, "sampling.guidance_scale=2", "train.replay=serial", "train.detach_negative=true"),
     ),
+    "critic of steps": ("quickstart-flow-ppo", *SMALL, "backend.critic.warmup_steps=0"),
+    "critic of tokens": (
+        *("quickstart-text", *SMALL, "algorithm=ppo", "backend.critic.lr=1e-4"),
+        *("train.logp_mismatch_max=1e9", "train.logp_mismatch_mean=1e9"),
+    ),
+    "fake score": ("quickstart-few-steps", *SMALL),
+    "fake score of adapters": (
+        *("quickstart-few-steps", *SMALL, "backend.trains=lora", "backend.reference_copy=false"),
+    ),
     "points": ("quickstart-awm", *SMALL),
     "points, one by one": ("quickstart-awm", *SMALL, "train.replay=serial"),
     "steps together": ("quickstart", *SMALL, "algorithm.ratio=sequence", "train.replay=serial"),
@@ -462,6 +471,41 @@ def test_operations_follow_samples_steps_and_branches(one: MemoryPlan) -> None:
     assert detached.flops.train == (15 + 5) * row
 
 
+def test_what_trains_beside_the_policy_takes_operations_of_its_own(one: MemoryPlan) -> None:
+    """In forwards of all that is trained on, F: a critic takes one for the values, and three for each of its steps; a
+    fake score one in the policy's loss, and in each of its steps one of the student and three of its own."""
+    forward = one.size.flops * one.samples * one.size.train_rows
+    assert one.flops.train == 3 * forward
+    words = (
+        "algorithm=flow-ppo",
+        "backend.critic.lr=1e-4",
+        "backend.critic.steps_per_update=2",
+        "advantage.scope=group",
+    )
+    judged = planned("quickstart", *words, of=one)
+    assert judged.flops.train == (3 + 1 + 2 * 3) * forward
+    own = planned("quickstart-few-steps")
+    assert own.size.train_rows == 1, "points that the loss chooses"
+    points, steps = 1, 5
+    forward = own.size.flops * own.samples * points
+    assert own.flops.train == (3 + 1 + steps * (1 + 3)) * forward
+    assert own.flops.reference == forward, "the teacher"
+
+
+def test_a_critic_is_a_copy_of_the_model_and_a_fake_score_one_of_what_trains() -> None:
+    """Weights, gradients and two moments of every parameter in fp32, with LoRA as well, and 64 + 1 of the head; against
+    weights and moments of the adapters."""
+    critic = planned("quickstart-flow-ppo", "backend.trains=lora")
+    (process,) = critic.processes
+    elements = critic.size.trained_elements + 64 + 1
+    assert (process.items["critic"], process.items["critic gradients"]) == (12 * elements, 4 * elements)
+    assert any("activations of the critic" in note for note in critic.notes)
+    fake = planned("quickstart-few-steps", "backend.trains=lora", "backend.reference_copy=false")
+    (process,) = fake.processes
+    assert process.items["fake score"] == 12 * fake.size.adapter_elements
+    assert not any("activations of the critic" in note for note in fake.notes)
+
+
 def test_a_run_is_told_the_operations_of_each_device(one: MemoryPlan) -> None:
     """Those of the plan, over the devices that compute them; none where nothing is planned. Nothing random is drawn."""
     before = torch.get_rng_state()
@@ -522,6 +566,8 @@ SAVED = {
     "lora": ("quickstart", "backend.trains=lora"),
     "text": ("quickstart-text", "advantage.constant_reward=skip", "backend.lagged.kind=linear"),
     "copies": ("quickstart", "algorithm.kl_coef=0.01", "backend.reference_copy=true", "backend.ema.kind=constant"),
+    "critic": ("quickstart-flow-ppo", "backend.critic.warmup_steps=0"),
+    "fake score": ("quickstart-few-steps", "backend.trains=lora", "backend.reference_copy=false"),
 }
 
 
@@ -543,7 +589,10 @@ def test_a_checkpoint_is_as_large_as_planned(name: str, tmp_path: Path) -> None:
     ("words", "says"),
     [
         (("quickstart-enhancer",), "stages: got rewrite, image with 2 models, expected one that trains"),
-        (("quickstart-flow-ppo",), "backend: 'fsdp2' does not state what it holds"),
+        (
+            ("quickstart", "launcher=ray", "launcher.train_ranks=2", "backend.mesh.tensor=2"),
+            "backend: 'fsdp2' does not state what it holds",
+        ),
         (("quickstart-vl",), "model: 'qwen3-vl' reads images with its texts"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

@@ -64,32 +64,44 @@ def held_in_a_step(plan: Plan, *, catalog: Catalog, part: tuple[int, int] = (0, 
     track = _full_length(track, plan)
     track, _ = only.algorithm.advantages(track)
     held: Counter[str] = Counter()
+    backend: Any = only.backend
+    auxiliaries = {"critic": backend._critic, "fake score": backend._fake_score}
+    moments: dict[str, int] = {}
+
+    def owner(optimizer: torch.optim.Optimizer) -> str:
+        own = (name for name, one in auxiliaries.items() if one is not None and optimizer in one.optimizer.adams)
+        return next(own, "")
 
     def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         grads = (p.grad for group in optimizer.param_groups for p in group["params"])
-        held["gradients"] = size_of(grad for grad in grads if grad is not None)
+        # A fake score has those of the parameters in whose place it is.
+        name = "critic gradients" if owner(optimizer) == "critic" else "gradients"
+        held[name] = size_of(grad for grad in grads if grad is not None)
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        held["optimizer"] = size_of(v for state in optimizer.state.values() for v in state.values() if v.ndim)
+        state = size_of(v for state in optimizer.state.values() for v in state.values() if v.ndim)
+        moments[owner(optimizer) or "optimizer"] = state
 
-    backend: Any = only.backend
     # The rollout has allocated them.
     hosts, buffers = (backend._offloaded._hosts, backend._offloaded._buffers) if backend._offloaded else ([], [])
     params = [p for p in module.parameters() if p.requires_grad]
     hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
     try:
-        with kept_for_backward(module, *buffers) as kept:
+        judging = [*backend._critic.net.parameters()] if backend._critic else []
+        with kept_for_backward(module, *buffers, *judging) as kept:
             only.backend.train([Job(track=track, algorithm=only.algorithm)], progress=0.0)
     finally:
         for hook in hooks:
             hook.remove()
+    held.update(moments)
+    held["critic"] += size_of(judging)
     held["activations"] = kept.peak
     held["trained weights"] = size_of(params)
     held["frozen weights"] = size_of([*module.parameters(), *module.buffers()]) - held["trained weights"]
     held["frozen weights"] -= size_of(hosts)
     held["blocks on the device"] = size_of(buffers)
     for name, copy in backend._policies.copies.items():
-        held[name] = size_of(copy.values.values())
+        held["fake score" if name == "fake" else name] += size_of(copy.values.values())
     components = getattr(getattr(only.model, "pipeline", None), "components", {})
     for name, part in components.items():
         if isinstance(part, torch.nn.Module) and not name.startswith("transformer"):

@@ -7,7 +7,7 @@ import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from unirl.core.acceleration import BF16, FP16, FP32, Acceleration
 from unirl.core.limits import Reason, limit, one_of
@@ -171,25 +171,31 @@ class ShardedConfig(BackendConfig):
         """Whether each of several ranks has the frozen weights whole, and none is wrapped."""
         return False
 
-    def kept(self, *, shard: int, sequence: int, optimizer_bytes: float = 8) -> TrainingMemory | None:
-        """Memory that a backend keeps on a mesh without tensor parallelism; None with a critic or a fake score.
+    def kept(self, *, shard: int, sequence: int, optimizer_bytes: float = 8) -> TrainingMemory:
+        """Memory that a backend keeps on a mesh without tensor parallelism.
 
         shard: ranks of one copy of the weights, 0 for all.  sequence: of those, ranks that share the tokens of a row.
         optimizer_bytes: state of a trained parameter, on average.
         """
-        if self.critic.lr is not None or self.fake_score.lr is not None:
-            return None
         averages = {"ema": self.ema.kind, "lagged": self.lagged.kind}
         # Dedicated workers answer for the reference policy, but a copy that was asked for is kept.
         copies = (["reference"] if self.reference_copy else []) + [
             name for name, kind in averages.items() if kind != "none"
         ]
         lora = self.trains == "lora"
+        auxiliary: Literal["", "critic", "fake score"] = ""
+        if self.critic.lr is not None:
+            auxiliary = "critic"
+        elif self.fake_score.lr is not None:
+            auxiliary = "fake score"
+        steps = {"critic": self.critic.steps_per_update, "fake score": self.fake_score.steps_per_update}
         return TrainingMemory(
             lora_rank=self.lora.rank if lora else 0,
             lora_targets=tuple(self.lora.targets) if lora else (),
             copies=tuple(copies),
             optimizer_bytes=optimizer_bytes,
+            auxiliary=auxiliary,
+            auxiliary_steps=steps.get(auxiliary, 0),
             lr_scales=self.lr_scales,
             shard_ranks=shard,
             row_ranks=self.copies,

@@ -35,7 +35,7 @@ class Job:
     """Factor of its loss."""
     train: TrainConfig | None = None
     """Mini-batches, micro-batches and bounds of its stage; None takes those of the backend."""
-    references: Mapping[str, Model] = field(default_factory=lambda: dict[str, Model]())
+    references: Mapping[str, Model] = field(default_factory=lambda: dict[str, "Model"]())
     """Frozen models that answer for the policy `reference`: one for all samples, of several each for those whose
     metadata `teacher` has its name. Empty is the initial weights."""
     reference_guidance: float | None = None

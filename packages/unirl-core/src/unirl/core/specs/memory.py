@@ -26,6 +26,11 @@ class TrainingMemory:
     checkpoints; the reference, which never changes, is not."""
     optimizer_bytes: float = 8
     """Optimizer state of a trained parameter, in bytes on average: 8 are the two moments of Adam."""
+    auxiliary: Literal["", "critic", "fake score"] = ""
+    """What it trains beside the policy, with an optimizer of its own: a copy of the model's parameters (a critic), or
+    one of what trains (a fake score)."""
+    auxiliary_steps: int = 0
+    """Optimizer steps of that for each one of the policy."""
     lr_scales: Mapping[str, float] = field(default_factory=lambda: dict[str, float]())
     """Factors of the learning rate by regular expressions on names of parameters; 0 freezes them."""
     shard_ranks: int = 0

@@ -27,12 +27,14 @@ def copied_bytes(
     generates: bool,
     is_serial: bool,
     further: Sequence[tuple[int, int]] = (),
+    fakes: int = 0,
 ) -> StepTime:
     """Bytes by phase: each forward of the model and each backward pass through it copies all of its blocks.
 
     train_rows: rows that a sample is trained on.  rows: samples of the device in a step.  micro_batch: samples of a
     micro-batch.  generates: whether the device also samples with the weights.  is_serial: see `TrainConfig`.
     further: samples of the device in a step that are not trained on, with the denoise steps of each.
+    fakes: steps of a fake score for each update; 0 without one.
     """
     train = stage.train
     updates = train.updates_per_step
@@ -58,5 +60,6 @@ def copied_bytes(
         generate=passes * size.blocks_bytes if generates else 0,
         old_log_probs=round(scored * forwards * share),
         reference=scored * forwards if stage.needs.reference == "policy" else 0,
-        train=scored * (forwards + backwards),
+        # A fake score is called in the policy's loss, and in its own after the student.
+        train=scored * (forwards + backwards + (forwards + fakes * (2 * forwards + backwards) if fakes else 0)),
     )

@@ -66,8 +66,8 @@ def memory_plan(plan: Plan, *, catalog: Catalog, size: ModelSize | None = None, 
     memory = stage.backend.config.memory(plan)
     if memory is None:
         raise RecipeError(
-            f"backend: {stage.backend.name!r} does not state what it holds with these settings (tensor parallelism, "
-            "critics and fake scores are not predicted)."
+            f"backend: {stage.backend.name!r} does not state what it holds with these settings (tensor parallelism and "
+            "split experts are not predicted)."
         )
     inputs, unread = longest_prompt(plan, stage)
     size = size or _measured(plan, stage, memory, catalog, inputs)
@@ -143,6 +143,8 @@ class _Counted:
         points = 1 if stage.algorithm is None else vars(stage.algorithm.config).get("num_points", 1)
         self._train_rows = size.train_rows * points
         self._elements = size.adapter_elements if self._is_lora else size.trained_elements - size.frozen_elements
+        self._judging = size.critic_elements if memory.auxiliary == "critic" else 0
+        """Parameters of a critic. A fake score has as many as train."""
 
     def plan(self, *unread: str) -> MemoryPlan:
         processes = [self._train()]
@@ -176,6 +178,8 @@ class _Counted:
         if (count := self._processes.reference) and self._stage.needs.reference == "policy":
             items = {"weights": self._size.weight_bytes, **self._samples_of(count)}
             processes.append(Process(role="reference", count=count, items=items))
+        if self._judging and self._is_lora:
+            notes.append("activations of the critic, which trains all of its weights")
         if self._stage.needs.reward == "differentiable":
             notes.append("more than one step or draw per sample in the graph of backpropagated rewards")
         for pool, items in self._rewards.workers():
@@ -209,6 +213,7 @@ class _Counted:
             "gradients": FP32 * self._elements if memory.whole_gradients and self._ranks > 1 else trained,
             "optimizer": memory.optimizer_bytes * self._elements / self._shards,
             **dict.fromkeys(memory.copies, trained),
+            **self._auxiliary(),
             "copies to save": 0 if self._on_accelerator or not self._plan.run.save_async else self._staged_bytes(),
             "gathered blocks": self._gathered() if wraps else 0,
             "activations": self._activations(),
@@ -228,6 +233,19 @@ class _Counted:
             items["weight sync"] = 4 * FP32 * size.largest_elements + bucket
         items |= self._samples_of(self._ranks / memory.row_ranks) | self._rewards.on_train_device()
         return Process(role="train", count=self._ranks, items=_whole(items), engine_share=share)
+
+    def _auxiliary(self) -> dict[str, float]:
+        """What trains beside the policy. The gradients of a fake score take the place of the policy's."""
+        memory = self._memory
+        if memory.auxiliary == "fake score":
+            return {"fake score": (FP32 + memory.optimizer_bytes) * self._elements / self._shards}
+        if memory.auxiliary == "critic":
+            gradients = 1 if memory.whole_gradients and self._ranks > 1 else 1 / self._shards
+            return {
+                "critic": (FP32 + memory.optimizer_bytes) * self._judging / self._shards,
+                "critic gradients": FP32 * self._judging * gradients,
+            }
+        return {}
 
     def _rollout(self) -> Process:
         size, count = self._size, self._processes.rollout
@@ -385,16 +403,27 @@ class _Counted:
         generates = not self._processes.rollout and not self._is_external
         is_serial = self._stage.train.is_serial(self._plan.run.device)
         further = [(math.ceil(self._per_rank * count / self._stage.samples), steps) for count, steps in self._further]
-        return copied_bytes(self._stage, self._size, generates=generates, is_serial=is_serial, further=further, **own)
+        fakes = self._memory.auxiliary_steps if self._memory.auxiliary == "fake score" else 0
+        return copied_bytes(
+            self._stage, self._size, generates=generates, is_serial=is_serial, further=further, fakes=fakes, **own
+        )
 
     @property
     def _saved_copies(self) -> int:
         """The trained weights and their averages; the reference policy is that of the base."""
         return 1 + len([name for name in self._memory.copies if name != "reference"])
 
+    @property
+    def _saved_auxiliary(self) -> tuple[int, int]:
+        """Elements and tensors of a critic or a fake score."""
+        if self._memory.auxiliary == "fake score":
+            return self._elements, self._size.tuned_tensors
+        return self._judging, self._size.critic_tensors if self._judging else 0
+
     def _staged_bytes(self) -> float:
         """Trained weights, their averages and moments of a train process, as `run.save_async` copies them."""
-        return self._elements * (FP32 * self._saved_copies + self._memory.optimizer_bytes) / self._shards
+        policy = self._elements * (FP32 * self._saved_copies + self._memory.optimizer_bytes)
+        return (policy + self._saved_auxiliary[0] * (FP32 + self._memory.optimizer_bytes)) / self._shards
 
     def _checkpoint_bytes(self) -> int:
         """Trained weights, their averages, moments, and a step count each."""
@@ -402,12 +431,27 @@ class _Counted:
         # The shards of a tensor are saved one by one; a step count is not sharded.
         saved = tensors * ((copies + 2) * self._shards + 1)
         moments = math.ceil(self._elements * self._memory.optimizer_bytes)
-        return self._elements * FP32 * copies + moments + FP32 * tensors + SAVED_TENSOR * saved
+        others, more = self._saved_auxiliary
+        beside = math.ceil(others * (FP32 + self._memory.optimizer_bytes)) + FP32 * more
+        beside += SAVED_TENSOR * more * (3 * self._shards + 1)
+        return self._elements * FP32 * copies + moments + FP32 * tensors + SAVED_TENSOR * saved + beside
 
     def _num_checkpoints(self) -> int:
         run = self._plan.run
         saves = math.ceil(run.max_steps / run.save_every) if run.save_every else 1
         return min(saves, run.keep + 1) if run.keep else saves
+
+    def _auxiliary_flops(self, scored: int, passes: float) -> float:
+        """scored: of one forward of all that is trained on.  passes: of a micro-batch of the policy, in forwards."""
+        memory = self._memory
+        if memory.auxiliary == "fake score":
+            # In the policy's loss once without gradient; in its own after the student, which has none.
+            return scored * (1 + memory.auxiliary_steps * (1 + passes))
+        if memory.auxiliary == "critic":
+            # Values before the first update. It reads the positive conditions alone, and all its weights train.
+            judged = scored / self._size.step_rows
+            return judged * (1 + memory.auxiliary_steps * (1 + FULL_BACKWARD + memory.recomputes_blocks))
+        return 0.0
 
     def _flops(self) -> StepTime:
         size, memory, stage = self._size, self._memory, self._stage
@@ -424,7 +468,7 @@ class _Counted:
             generate=row * size.rollout_rows + round(row * size.rollout_rows * further),
             old_log_probs=round(scored * share),
             reference=scored if stage.needs.reference == "policy" else 0,
-            train=round(scored * (kept * passes + 1 - kept)),
+            train=round(scored * (kept * passes + 1 - kept) + self._auxiliary_flops(scored, passes)),
         )
 
 

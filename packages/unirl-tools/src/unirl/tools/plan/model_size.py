@@ -31,6 +31,9 @@ from unirl.numerics.tokens.output_rows import LOGITS_BUDGET
 
 __all__ = ["ModelSize", "model_size"]
 
+POOLED = 64
+"""Inputs of the head of a critic of denoise steps, see `unirl.train_host.critic_nets`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
@@ -49,6 +52,11 @@ class ModelSize:
     """Of those, parameters that `lr_scales` freezes in full training; they are in fp32, too."""
     adapter_elements: int
     """Number of parameters of LoRA adapters."""
+    critic_elements: int
+    """Number of parameters of a critic: those of a text model without its output projection, or of a denoiser, and of
+    its head."""
+    critic_tensors: int
+    """Number of tensors that those are."""
     tuned_tensors: int
     """Number of tensors that the settings train: parameters, or with LoRA those of adapters."""
     block_elements: int
@@ -123,6 +131,7 @@ def model_size(
     quantized = _quantized(blocks) if memory.quantized else []
     params = list(module.parameters())
     trained = [param for param in params if param.requires_grad]
+    judging = _critic_params(model)
     frozen = [] if memory.lora_rank else _freeze(module, memory.lr_scales)
     in_blocks = {id(param) for block in blocks for param in block.parameters()}
     block_bytes = _bytes_of_blocks(module, blocks)
@@ -146,6 +155,8 @@ def model_size(
         trained_elements=_elements(trained),
         frozen_elements=_elements(frozen),
         adapter_elements=sum(adapters),
+        critic_elements=sum(judging),
+        critic_tensors=len(judging),
         tuned_tensors=2 * len(adapters) if memory.lora_rank else len(trained) - len(frozen),
         block_elements=max((_elements(block.parameters()) for block in blocks), default=0),
         root_elements=sum(param.numel() for param in params if id(param) not in in_blocks),
@@ -354,6 +365,13 @@ def _adapted(model: Model, memory: TrainingMemory) -> list[nn.Linear]:
     may_train = {name: layer.weight.requires_grad for name, layer in layers.items()}
     kinds = {name: type(part).__name__ for name, part in named.items()}
     return [layers[name] for name in adapted_layers(targets, may_train, module=kinds[""], kinds=kinds)]
+
+
+def _critic_params(model: Model) -> list[int]:
+    """Elements of each parameter of a critic, of its head the weight and the bias."""
+    is_text = "text" in model.spec.tracks.values()
+    trunk, features = (text_model(model).trunk, text_model(model).hidden_size) if is_text else (model.trainable, POOLED)
+    return [*(param.numel() for param in trunk.parameters() if param.requires_grad), features, 1]
 
 
 def _freeze(module: nn.Module, patterns: Mapping[str, float]) -> list[Tensor]:

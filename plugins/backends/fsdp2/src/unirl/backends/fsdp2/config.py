@@ -74,14 +74,14 @@ class Fsdp2Config(ShardedConfig):
         return self.trains == "lora" and self.critic.lr is None and self.mesh.shard == 1 and self.copies == 1
 
     def memory(self, plan: Plan | None) -> TrainingMemory | None:
-        """See `BackendConfig`. None with tensor parallelism, too, whose split depends on the model's plan."""
+        """See `BackendConfig`. None with tensor parallelism, whose split depends on the model's plan."""
         if self.mesh.tensor > 1:
             return None
         # Two moments, each with an fp32 scale for 256 elements.
         state = 8.0 if self.optimizer == "adamw" else 2 * (1 + 4 / 256)
         memory = self.kept(shard=self.mesh.shard, sequence=self.mesh.sequence, optimizer_bytes=state)
         keeps: dict[str, Literal["always", "never", "auto"]] = {"always": "never", "never": "always", "auto": "auto"}
-        return memory and replace(memory, keeps_gathered=keeps[self.reshard_after_forward])
+        return replace(memory, keeps_gathered=keeps[self.reshard_after_forward])
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Those of every backend, and a mesh that the model cannot be laid out on."""

@@ -56,7 +56,7 @@ class VeomniConfig(ShardedConfig):
         return self.mesh.sequence
 
     def memory(self, plan: Plan | None) -> TrainingMemory | None:
-        """See `BackendConfig`. None with split experts, too, which are not every rank's."""
+        """See `BackendConfig`. None with split experts, which are not every rank's."""
         # `anyprecision_adamw` has two moments and a compensation in bf16.
         state = 8 if self.optimizer == "adamw" else 6
         split = {"shard": self.mesh.shard, "sequence": self.mesh.sequence}
