@@ -29,6 +29,10 @@ CASES = {
         "lagged": AverageConfig(kind="linear", rate=0.2, decay=0.7, every="rollout"),
     },
     "lora-averages": {"ema": AverageConfig(kind="linear", rate=0.1), "lagged": AverageConfig(kind="constant")},
+    # Two rollouts before the resume are within its first period.
+    "moving reference": {
+        "moving_reference": AverageConfig(kind="constant", decay=0.5, every="rollout", period=3),
+    },
     "fp16": {"trains": "full", "mixed_precision": "fp16"},
     "wrapped": {"shard": "always", "ema": AverageConfig(kind="constant")},
     "rates": {

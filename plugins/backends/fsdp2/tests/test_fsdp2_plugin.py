@@ -46,7 +46,7 @@ def plan(
         algorithm=SimpleNamespace(name="a", spec=algorithm, config=SimpleNamespace(kl_coef=kl_coef)),
         model=SimpleNamespace(name="m", spec=model, config=SimpleNamespace(**of_model)),
         needs=algorithm.needs.merged(algorithm.when["kl_coef"]) if kl_coef else algorithm.needs,
-        teacher=None,
+        teachers=(),
         kind="text",
         engine=SimpleNamespace(name="e", spec=SimpleNamespace(reads_weights=reads_weights)),
     )
@@ -88,6 +88,22 @@ def test_a_reference_that_nobody_keeps_is_refused():
     assert reasons(plan(kept, when=when, kl_coef=0.1)) == []
     assert reasons(plan(full, when=when, kl_coef=0.1, has_reference_workers=True)) == []
     assert reasons(plan(Fsdp2Config(), when=when, kl_coef=0.1)) == []
+
+
+def test_a_reference_that_moves_is_kept_where_a_loss_compares_with_it():
+    when, moving = {"kl_coef": Needs(reference="policy")}, AverageConfig(kind="constant", decay=0.0, period=100)
+    for trains in ("lora", "full"):
+        config = Fsdp2Config(trains=trains, moving_reference=moving)
+        assert reasons(plan(config, when=when, kl_coef=0.1)) == []
+        (reason,) = reasons(plan(config, when=when))
+        assert reason.startswith("backend.moving_reference.kind: got 'constant', but algorithm 'a' uses no reference")
+        (reason,) = reasons(plan(config, when=when, kl_coef=0.1, has_reference_workers=True))
+        assert reason.startswith("backend.moving_reference.kind: got 'constant', but reference workers hold the")
+    both = Fsdp2Config(trains="full", reference_copy=True, moving_reference=moving)
+    (reason,) = reasons(plan(both, when=when, kl_coef=0.1))
+    assert reason.startswith("backend.reference_copy: got true, but moving_reference keeps a reference policy that")
+    (reason,) = reasons(plan(Fsdp2Config(moving_reference=AverageConfig(period=0)), when=when))
+    assert reason.startswith("backend.moving_reference.period: got 0, expected 1 or more.")
 
 
 def test_a_lagged_policy_that_nobody_keeps_is_refused():

@@ -85,6 +85,51 @@ def test_the_averages_follow_their_formula(trains):
             torch.testing.assert_close(result.double(), expected, rtol=1e-6, atol=1e-7)  # three fp32 roundings
 
 
+@pytest.mark.parametrize("trains", ["lora", "full"])
+@pytest.mark.parametrize("shard", ["auto", "always"])
+def test_a_moving_reference_takes_the_live_weights_once_in_a_period(trains, shard):
+    """Every second rollout it becomes the policy as it is then; between, losses compare with what it was."""
+    moving = AverageConfig(kind="constant", decay=0.0, every="rollout", period=2)
+    backend, model = make_backend(trains=trains, shard=shard, moving_reference=moving)
+    track, seen = make_track(model), [velocity(model)]
+    for _ in range(5):
+        backend.train([Job(track=track, algorithm=Clipped(to="reference"))], progress=0.0)
+        backend.end_rollout()
+        seen.append(velocity(model))
+        with backend.policy("reference"):
+            seen.append(velocity(model))
+    live, reference, version = seen[1::2], seen[2::2], backend.version_of("reference")
+    sent = backend.export_weights(kind="merged", policy="reference").tensors
+    weights = {name: tensor.clone() for name, tensor in sent.items()}
+    backend.close()
+    # LoRA's adapters start without effect, so the first one is the base model either way.
+    expected = [seen[0], live[1], live[1], live[3], live[3]]
+    assert all(torch.equal(one, other) for one, other in zip(reference, expected, strict=True))
+    assert version == 2
+    plain = ToyModel()
+    plain.net.load_state_dict(weights)
+    plain.net.eval()
+    # Adapters are folded in: another order of fp32 sums.
+    torch.testing.assert_close(velocity(plain), live[3], rtol=1e-5, atol=1e-6)
+
+
+def test_an_average_that_moves_in_periods_counts_them():
+    backend, model = make_backend(
+        trains="full", ema=AverageConfig(kind="linear", rate=0.25, decay=0.5, every="step", period=2)
+    )
+    track = make_track(model)
+    history = [{n: p.detach().clone() for n, p in backend._params.items()}]
+    for _ in range(6):
+        backend.train([Job(track=track, algorithm=Clipped())], progress=0.0)
+        history.append({n: p.detach().clone() for n, p in backend._params.items()})
+    # Its updates are after steps 2, 4 and 6, with d = 0, 0.25, 0.5.
+    for name, result in backend._policies.copies["ema"].values.items():
+        expected = history[0][name].double()
+        for decay, live in zip([0.0, 0.25, 0.5], history[2::2], strict=True):
+            expected = decay * expected + (1 - decay) * live[name].double()
+        torch.testing.assert_close(result.double(), expected, rtol=1e-6, atol=1e-7)  # three fp32 roundings
+
+
 def test_the_decays_of_every_kind():
     linear = AverageConfig(kind="linear", decay=0.5, rate=0.2)
     assert [decay_at(linear, t) for t in (0, 1, 2, 9)] == [0.0, 0.2, 0.4, 0.5]

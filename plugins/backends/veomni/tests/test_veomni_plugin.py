@@ -24,7 +24,7 @@ def reasons(config, **of_model) -> list[str]:
         algorithm=SimpleNamespace(name="a", spec=algorithm, config=SimpleNamespace()),
         model=SimpleNamespace(name="m", spec=spec, config=SimpleNamespace(**of_model)),
         needs=Needs(),
-        teacher=None,
+        teachers=(),
     )
     plan = SimpleNamespace(only=stage, has_reference_workers=False, run=RunConfig())
     result = list(broken_limits(config, key="backend"))

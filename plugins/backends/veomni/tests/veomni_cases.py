@@ -22,7 +22,7 @@ from unirl.models.wan.model import build as build_video
 from unirl.numerics.tokens.batches import pad_batch
 from unirl.numerics.tokens.rollout import generate_text
 from unirl.numerics.train.actions import action_mask
-from unirl.train_host.config import AverageConfig, CriticConfig, FakeScoreConfig, LoraSettings
+from unirl.train_host.sections import AverageConfig, CriticConfig, FakeScoreConfig, LoraSettings
 from unirl.train_host.sharding import full
 
 FULL = {"trains": "full", "max_grad_norm": 0.05}

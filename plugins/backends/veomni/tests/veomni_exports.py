@@ -8,7 +8,7 @@ from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 from unirl.models.causal_lm.config import AutoCausalLmConfig
 from unirl.models.causal_lm.model import build as build_text
-from unirl.train_host.config import LoraSettings
+from unirl.train_host.sections import LoraSettings
 from veomni_cases import Reinforce, make_texts
 from veomni_worlds import main
 

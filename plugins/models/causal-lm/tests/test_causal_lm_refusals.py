@@ -22,7 +22,7 @@ from unirl.models.causal_lm.config import AutoCausalLmConfig
 from unirl.models.causal_lm.model import AutoCausalLm, build
 from unirl.models.causal_lm.plugin import SPEC
 from unirl.train_host.adapters import add_lora
-from unirl.train_host.config import LoraSettings
+from unirl.train_host.sections import LoraSettings
 
 OWN_CODE = """
 from safetensors.torch import load_file, save_file

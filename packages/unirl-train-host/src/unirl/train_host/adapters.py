@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from unirl.core.errors import RecipeError
 from unirl.core.specs.facts import adapted_layers
 
-from .config import LoraSettings
 from .export import Delta
+from .sections import LoraSettings
 
 __all__ = ["add_lora", "compute_adapters_in", "lora_deltas", "lora_names", "plain_names", "switch_lora"]
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .config import AverageConfig, ShardedConfig
+from .config import ShardedConfig
+from .sections import AverageConfig
 from .sharding import local
 
 __all__ = ["Average", "WeightCopy", "decay_at", "make_copies"]
@@ -43,13 +44,22 @@ class Average(WeightCopy):
     def __init__(self, live: Mapping[str, Tensor], config: AverageConfig) -> None:
         super().__init__(live)
         self.config = config
-        self.num_moves = 0
+        self.num_turns = 0
+        """Steps or rollouts, as `config.every` says, that have been."""
+
+    @property
+    def num_moves(self) -> int:
+        """Its updates so far."""
+        return self.num_turns // self.config.period
 
     @torch.no_grad()
     def move(self) -> None:
-        """One update towards the live weights: copy = d copy + (1 - d) live."""
+        """After a step or a rollout: where it is due, an update towards the live weights, copy = d copy + (1 - d)
+        live."""
         decay = decay_at(self.config, self.num_moves)
-        self.num_moves += 1
+        self.num_turns += 1
+        if self.num_turns % self.config.period:
+            return
         for name, value in self.values.items():
             mine, live = local(value), local(self._live[name])
             if decay <= 0:
@@ -61,7 +71,8 @@ class Average(WeightCopy):
 def make_copies(live: Mapping[str, Tensor], config: ShardedConfig) -> dict[str, WeightCopy]:
     """Policy -> its copy of the weights, for those that the settings keep."""
     copies: dict[str, WeightCopy] = {}
-    for name, average in (("ema", config.ema), ("lagged", config.lagged)):
+    averages = (("ema", config.ema), ("lagged", config.lagged), ("reference", config.moving_reference))
+    for name, average in averages:
         if average.kind != "none":
             copies[name] = Average(live, average)
     if config.reference_copy:

@@ -233,7 +233,8 @@ class ShardedBackend(Backend):
         trains = self._config.trains
         if (kind == "lora" and trains == "full") or (kind == "full" and trains == "lora"):
             raise RecipeError(f"backend.trains: got {trains!r}, which has no {kind!r} weights; export 'merged'.")
-        if kind == "lora" and policy == "reference":
+        is_base = policy == "reference" and "reference" not in self._policies.copies
+        if kind == "lora" and is_base:
             raise RecipeError("backend: the reference policy is the base model and has no 'lora' weights to export.")
         version = self.version_of(policy)
 
@@ -248,7 +249,7 @@ class ShardedBackend(Backend):
             return self._view(self._policies.shard_of(name, self._held[name], policy)).to(place or None)
 
         reshard(self._module)
-        sources = sources_of(self._module, self._held, trains=trains, kind=kind, is_on=policy != "reference")
+        sources = sources_of(self._module, self._held, trains=trains, kind=kind, is_on=not is_base)
         held = {name: self._view(tensor) for name, tensor in self._held.items()}
         tensors = gathered(sources, held=held, shard_of=shard_of, dtypes=dtypes or {})
         digests = tensor_digests(tensors)
@@ -300,7 +301,7 @@ class ShardedBackend(Backend):
         """Tensors and facts of each folder of a checkpoint, the first of them its own. Collective."""
         self._policies.check_live("saving would save its weights as the live ones")
         reshard(self._module)
-        own = {**self._setup(), "moves": {name: copy.num_moves for name, copy in self._policies.averages.items()}}
+        own = {**self._setup(), "turns": {name: copy.num_turns for name, copy in self._policies.averages.items()}}
         return [
             (place, {**tensors, **optimizer.moments()}, {**({} if place else own), **optimizer.facts()})
             for place, optimizer, tensors in self._trained()
@@ -335,7 +336,7 @@ class ShardedBackend(Backend):
         for optimizer, one in opened:
             optimizer.resume(one.facts, one.read())
         for name, average in self._policies.averages.items():
-            average.num_moves = int(opened[0][1].facts["moves"][name])
+            average.num_turns = int(opened[0][1].facts["turns"][name])
 
     def end_rollout(self) -> None:
         self._policies.move("rollout")

@@ -15,10 +15,12 @@ from unirl.core.match.mismatch_bounds import SIXTEEN_BITS
 from unirl.core.specs.memory import Processes, TrainingMemory
 from unirl.core.specs.part_config import BackendConfig, LauncherConfig
 
+from .sections import AuxiliaryConfig, AverageConfig, CriticConfig, FakeScoreConfig, LoraSettings
+
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["AverageConfig", "CriticConfig", "FakeScoreConfig", "LoraSettings", "ShardedConfig", "needs_torchao"]
+__all__ = ["ShardedConfig", "needs_torchao"]
 
 
 def needs_torchao(key: str, what: str) -> Iterator[Reason]:
@@ -26,69 +28,6 @@ def needs_torchao(key: str, what: str) -> Iterator[Reason]:
     if importlib.util.find_spec("torchao") is None:
         text = f"{what}, which needs torchao. Install it: `pip install 'unirl-train-host[quantize]'`."
         yield Reason(key=key, text=text)
-
-
-@dataclass
-class LoraSettings:
-    rank: int = limit(16, least=1)
-    """Rank of the update to each adapted layer: rows of A, columns of B."""
-    alpha: float = limit(32.0, above=0)
-    """The adapter's output is multiplied by alpha / rank."""
-    targets: list[str] = field(default_factory=lambda: list[str]())
-    """Linear layers to adapt, by the end of their names, such as `to_q`; empty takes the model's list."""
-    init: str = one_of("gaussian", "kaiming", default="gaussian")
-    """Initialisation of A: `gaussian` or `kaiming`. B starts at 0, so that training starts from the base model."""
-
-
-@dataclass
-class AverageConfig:
-    """Moving average of the trainable weights: copy = d copy + (1 - d) live at each update. t counts past updates."""
-
-    kind: str = one_of("none", "constant", "linear", "warmup", "adaptive", default="none")
-    """`none`; `constant`: d = decay; `linear`: d = min(t rate, decay); `warmup`: d = 0 for `flat_moves` updates, then
-    min((t - flat_moves) rate, decay); `adaptive`: d = min((1 + t) / (10 + t), decay). d = 0 copies the live weights.
-
-    DiffusionNFT (arXiv 2509.16117) counts updates from 1 where t counts from 0: `linear` is one update behind its
-    min(0.001 i, 0.5)."""
-    decay: float = limit(0.999, least=0, most=1)
-    """Decay d, in [0, 1]; its maximum where `kind` lets it rise."""
-    rate: float = limit(0.001, least=0)
-    """Increase of d per update, for `linear` and `warmup`."""
-    flat_moves: int = limit(0, least=0)
-    """Number of first updates that copy the live weights, for `warmup`."""
-    every: str = one_of("step", "rollout", default="step")
-    """Update it after every optimizer `step`, or once per `rollout`, after that rollout's optimizer steps."""
-
-
-@dataclass
-class AuxiliaryConfig:
-    """A critic or a fake score, trained by its own optimizer. `betas`, `eps`, `weight_decay` and `lr_schedule` are the
-    policy's."""
-
-    lr: float | None = limit(None, above=0)
-    """Its learning rate, above 0; null means that there is none."""
-    max_grad_norm: float | None = limit(1.0, above=0)
-    """Gradient norm that its gradient is clipped to; null turns clipping off."""
-    lr_warmup_steps: int = limit(0, least=0)
-    """Its optimizer steps over which its learning rate rises linearly."""
-    warmup_steps: int = limit(0, least=0)
-    """Until it has taken this many optimizer steps, a training step trains it alone."""
-    steps_per_update: int = limit(1, least=1)
-    """Its optimizer steps for each update of the policy, all on that update's samples: of a critic after it, of a fake
-    score before it."""
-
-
-@dataclass
-class CriticConfig(AuxiliaryConfig):
-    """The critic, for algorithms that need one: a copy of the model with a scalar value head, in place of the output
-    projection of a text model and after that of a diffusion model. All of it is trained, even where the policy uses
-    LoRA."""
-
-
-@dataclass
-class FakeScoreConfig(AuxiliaryConfig):
-    """The fake score, for algorithms that need one: a second copy of the weights that train, adapters with LoRA, which
-    starts as they do."""
 
 
 @dataclass
@@ -118,6 +57,9 @@ class ShardedConfig(BackendConfig):
     """Moving average used as the policy `lagged`, for rollouts and losses that need older weights."""
     reference_copy: bool = False
     """Keep a copy of the initial weights as the reference policy. Not needed with LoRA, which disables the adapter."""
+    moving_reference: AverageConfig = field(default_factory=lambda: AverageConfig(every="rollout"))
+    """A reference policy that follows the live weights, in place of the initial ones: `constant` with a `decay` of 0
+    and a `period` of 100 copies them every 100 rollouts. With LoRA a copy of the adapters."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """Settings of the critic, for algorithms that need one."""
     fake_score: FakeScoreConfig = field(default_factory=FakeScoreConfig)
@@ -177,7 +119,11 @@ class ShardedConfig(BackendConfig):
         shard: ranks of one copy of the weights, 0 for all.  sequence: of those, ranks that share the tokens of a row.
         optimizer_bytes: state of a trained parameter, on average.
         """
-        averages = {"ema": self.ema.kind, "lagged": self.lagged.kind}
+        averages = {
+            "ema": self.ema.kind,
+            "lagged": self.lagged.kind,
+            "moving reference": self.moving_reference.kind,
+        }
         # Dedicated workers answer for the reference policy, but a copy that was asked for is kept.
         copies = (["reference"] if self.reference_copy else []) + [
             name for name, kind in averages.items() if kind != "none"
@@ -217,7 +163,10 @@ class ShardedConfig(BackendConfig):
                 text = f"got {pattern!r}, expected a regular expression; Python reports: {error}. Put a backslash "
                 text += r"before special characters that are meant as they are, as in `blocks\.0\.`."
                 yield Reason(key=f".lr_scales.{pattern}", text=text)
-        if self.trains == "lora" and self.reference_copy:
+        if self.moving_reference.kind != "none" and self.reference_copy:
+            text = "got true, but moving_reference keeps a reference policy that moves; leave one of them out."
+            yield Reason(key=".reference_copy", text=text)
+        elif self.trains == "lora" and self.reference_copy:
             yield Reason(
                 key=".reference_copy",
                 text="got true, but with LoRA the reference policy is the model without its adapter; leave it out.",
@@ -314,7 +263,11 @@ class ShardedConfig(BackendConfig):
     def _for_the_algorithm(self, plan: Plan, stage: Stage) -> Iterator[Reason]:
         assert stage.algorithm is not None
         needs, asks = stage.needs, f"algorithm {stage.algorithm.name!r}"
-        keeps_reference = self.trains == "lora" or self.reference_copy or plan.has_reference_workers
+        moves = self.moving_reference.kind != "none"
+        keeps_reference = self.trains == "lora" or self.reference_copy or moves or plan.has_reference_workers
+        if moves and (why := _unmoved(plan, stage)):
+            text = f"got {self.moving_reference.kind!r}, but {why}. Set it to none."
+            yield Reason(key=".moving_reference.kind", text=text)
         if needs.reference == "policy" and not keeps_reference and not stage.teachers:
             yield Reason(
                 key=".reference_copy",
@@ -372,6 +325,18 @@ class ShardedConfig(BackendConfig):
         ):
             if is_set and not model.spec.wrap_blocks:
                 yield Reason(key=key, text=f"model {model.name!r} names no blocks, which it is for; leave it off.")
+
+
+def _unmoved(plan: Plan, stage: Stage) -> str:
+    """Why no loss would take the log-probs of a reference policy that moves; empty where one does."""
+    assert stage.algorithm is not None
+    if stage.teachers:
+        return f"the reference policy of stage {stage.name!r} is {stage.teachers[0].name!r}"
+    if plan.has_reference_workers:
+        return "reference workers hold the initial weights"
+    if stage.needs.reference == "none":
+        return f"algorithm {stage.algorithm.name!r} uses no reference policy as configured"
+    return ""
 
 
 def _processes(plan: Plan) -> Processes:

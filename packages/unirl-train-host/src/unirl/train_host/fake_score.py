@@ -11,9 +11,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from unirl.numerics.train.stack import StepReport
 
-    from .config import FakeScoreConfig
     from .optimizer import Optimizer
     from .policies import Policies
+    from .sections import FakeScoreConfig
     from .updater import ShardedUpdater
 
 __all__ = ["FakeScore"]

@@ -22,8 +22,8 @@ class TrainingMemory:
     lora_targets: tuple[str, ...] = ()
     """Layers with adapters, by the end of their names; empty takes the model's list."""
     copies: tuple[str, ...] = ()
-    """Policies that it keeps a copy of the trained parameters for: `reference`, `ema`, `lagged`. Averages are saved in
-    checkpoints; the reference, which never changes, is not."""
+    """Policies that it keeps a copy of the trained parameters for: `reference`, `ema`, `lagged`, `moving reference`.
+    Averages are saved in checkpoints; the reference, which never changes, is not."""
     optimizer_bytes: float = 8
     """Optimizer state of a trained parameter, in bytes on average: 8 are the two moments of Adam."""
     auxiliary: Literal["", "critic", "fake score"] = ""

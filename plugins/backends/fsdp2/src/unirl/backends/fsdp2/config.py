@@ -9,14 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from unirl.core.acceleration import Acceleration
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.memory import TrainingMemory
-from unirl.train_host.config import (
-    AverageConfig,
-    CriticConfig,
-    FakeScoreConfig,
-    LoraSettings,
-    ShardedConfig,
-    needs_torchao,
-)
+from unirl.train_host.config import ShardedConfig, needs_torchao
+from unirl.train_host.sections import AverageConfig, CriticConfig, FakeScoreConfig, LoraSettings
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
