@@ -103,6 +103,8 @@ def test_a_step_has_the_reward_that_it_gained() -> None:
     track, metrics, _ = trained(ByName())
     assert track.latent.step_rewards["light"].tolist() == GAINS
     assert track.rewards is not None and track.rewards.tolist() == [5, 0, 7, 9], "its own rewards stay"
+    total = track.latent.step_rewards["light"].sum(dim=1).tolist()
+    assert total == [own - before for before, _, own in SCORES.values()], "together they are what noise gained"
     assert metrics["reward_mean"] == 21 / 4, "over the samples that train"
     raised = {name: value for name, value in metrics.items() if name.startswith("step_reward/")}
     assert raised == {"step_reward/1/raised": 2 / 4, "step_reward/3/raised": 2 / 4}

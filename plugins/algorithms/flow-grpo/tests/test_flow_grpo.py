@@ -413,6 +413,17 @@ class TestRewardsOfSteps:
         assert track.latent.advantages is not None and new.grad is not None
         torch.testing.assert_close(new.grad, -track.latent.advantages / 8, rtol=0, atol=1e-7)
 
+    def test_one_step_from_a_shared_start_is_flow_grpo(self) -> None:
+        """Then all samples of a group expect the same before it, and a constant changes no advantage; fp32 of order 1."""
+        track, rewards = self.track(), torch.tensor(self.REWARDS)
+        segment = make_track(log_probs=torch.zeros(4, 1), advantages=torch.zeros(4)).latent
+        gains = {"one": (rewards - 0.375)[:, None], "two": torch.zeros(4, 1)}
+        dense = dataclasses.replace(track, segment=dataclasses.replace(segment, step_rewards=gains))
+        result, _ = make(step_rewards=True).advantages(dense)
+        plain, _ = make().advantages(dense)
+        assert result.latent.advantages is not None and plain.advantages is not None
+        torch.testing.assert_close(result.latent.advantages[:, 0], plain.advantages, rtol=0, atol=1e-6)
+
     def test_samples_are_chosen_by_their_rewards_and_keep_the_advantages_of_their_steps(self) -> None:
         every, _ = make(step_rewards=True).advantages(self.track())
         algorithm = FlowGrpo(
