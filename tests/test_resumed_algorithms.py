@@ -42,6 +42,16 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
         "quickstart-flow-ppo",
         (CRITIC, "backend.critic.warmup_steps=0", COPY, *ADAPTIVE),
     ),
+    "flow-grpo, rewards of steps": ("quickstart", ("algorithm.step_rewards=true",)),
+    "flow-grpo, scouts": (
+        "quickstart",
+        ("data.scouts.samples_per_prompt=6", "data.scouts.num_inference_steps=2"),
+    ),
+    "flow-grpo, moving reference": (
+        "quickstart",
+        # It moves after the third rollout, the first one after the resume.
+        ("algorithm.kl_coef=0.1", *(f"backend.moving_reference.{word}" for word in ("kind=constant", "period=3"))),
+    ),
     "flow-dppo, adaptive kl": ("quickstart-dppo", (COPY, *ADAPTIVE)),
     "tempflow-grpo, adaptive kl": ("quickstart-tempflow", (COPY, *ADAPTIVE)),
     "velocity-distillation, its own guidance": (

@@ -1,19 +1,15 @@
-"""Scouts in whole runs: the same initial noise, the forwards they cost, exact resume, and workers of Ray."""
+"""Scouts in whole runs: the same initial noise, the forwards they cost, and workers of Ray."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from ray_clusters import joined
-from small_runs import catalog, events, plan, run, steps, tensors
-from torch import Tensor
+from small_runs import catalog, events, plan, rows_of_denoiser, run, steps
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track
 from unirl.engines.trainside.engine import TrainsideEngine
-from unirl.models.sd3.model import Sd3Model
 from unirl.numerics.noise import INITIAL, noise, noise_digest
 from unirl.tools.plan.memory_plan import memory_plan
 
@@ -47,13 +43,7 @@ def test_an_exact_sample_starts_from_the_noise_of_its_scout(tmp_path: Path, monk
 
 
 def test_forwards_are_those_of_the_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, velocity = {True: 0, False: 0}, Sd3Model.velocity
-
-    def counted(self: Sd3Model, x: Tensor, *given: Any, **more: Any) -> Tensor:
-        rows[torch.is_grad_enabled()] += len(x)
-        return velocity(self, x, *given, **more)
-
-    monkeypatch.setattr(Sd3Model, "velocity", counted)
+    rows = rows_of_denoiser(monkeypatch)
     run(tmp_path / "run", *WORDS, "run.max_steps=1", "train.updates_per_step=1", "train.old_log_probs=detached")
     rollout = PROMPTS * (EXACT * STEPS + SCOUTS * FEW)
     # The last half of the steps has no noise.
@@ -63,23 +53,6 @@ def test_forwards_are_those_of_the_formula(tmp_path: Path, monkeypatch: pytest.M
     predicted = started["predicted"]["image"]
     assert (predicted["rollout_rows"], predicted["train_rows"]) == (rollout, trained)
     assert predicted["old_log_prob_rows"] == 0
-
-
-def test_a_resumed_run_equals_one_without_a_stop(tmp_path: Path) -> None:
-    run(tmp_path / "whole", *WORDS)
-    first = run(tmp_path / "two", *WORDS, "run.stop_at=1")
-    assert first.status == "stopped"
-    run(tmp_path / "two", *WORDS, resume=tmp_path / "two")
-    whole, two = steps(tmp_path / "whole"), steps(tmp_path / "two")
-    assert sorted(whole) == sorted(two) == [1, 2]
-    for step in whole:
-        own = {key: value for key, value in whole[step].items() if not key.startswith("perf/")}
-        assert {key: two[step][key] for key in own} == own
-        assert "scouts/reward_mean" in own
-    expected, result = (tensors(tmp_path / name, 2) for name in ("whole", "two"))
-    assert expected.keys() == result.keys()
-    for name, value in expected.items():
-        assert torch.equal(result[name], value) if isinstance(value, Tensor) else result[name] == value, name
 
 
 def test_the_plan_says_what_scouts_cost() -> None:

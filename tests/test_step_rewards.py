@@ -1,14 +1,13 @@
-"""Rewards of SDE steps in whole runs: the samples that they come from, their cost, exact resume, and workers of Ray."""
+"""Rewards of SDE steps in whole runs: the samples that they come from, their cost, and workers of Ray."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from ray_clusters import joined
-from small_runs import catalog, events, plan, run, steps, tensors
+from small_runs import catalog, events, plan, rows_of_denoiser, run, steps
 from torch import Tensor
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track
@@ -54,13 +53,7 @@ def test_what_is_expected_of_a_latent_is_its_ode(tmp_path: Path, monkeypatch: py
 
 def test_forwards_are_those_of_the_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefix that two of them share is computed once: before step 1 both have the noise of step 0."""
-    rows, velocity = {True: 0, False: 0}, Sd3Model.velocity
-
-    def counted(self: Sd3Model, x: Tensor, *given: Any, **more: Any) -> Tensor:
-        rows[torch.is_grad_enabled()] += len(x)
-        return velocity(self, x, *given, **more)
-
-    monkeypatch.setattr(Sd3Model, "velocity", counted)
+    rows = rows_of_denoiser(monkeypatch)
     run(tmp_path / "run", *WORDS, "run.max_steps=1", "train.updates_per_step=1", "train.old_log_probs=detached")
     # They start from one latent, which the first step of both takes in.
     shared = 1
@@ -70,22 +63,6 @@ def test_forwards_are_those_of_the_formula(tmp_path: Path, monkeypatch: pytest.M
     predicted = started["predicted"]["image"]
     assert predicted["rollout_rows"] == PROMPTS * SAMPLES * (STEPS + SDE * STEPS), "an upper bound"
     assert predicted["train_rows"] == trained
-
-
-def test_a_resumed_run_equals_one_without_a_stop(tmp_path: Path) -> None:
-    run(tmp_path / "whole", *WORDS)
-    first = run(tmp_path / "two", *WORDS, "run.stop_at=1")
-    assert first.status == "stopped"
-    run(tmp_path / "two", *WORDS, resume=tmp_path / "two")
-    whole, two = steps(tmp_path / "whole"), steps(tmp_path / "two")
-    assert sorted(whole) == sorted(two) == [1, 2]
-    for step in whole:
-        own = {key: value for key, value in whole[step].items() if not key.startswith("perf/")}
-        assert {key: two[step][key] for key in own} == own
-    expected, result = (tensors(tmp_path / name, 2) for name in ("whole", "two"))
-    assert expected.keys() == result.keys()
-    for name, value in expected.items():
-        assert torch.equal(result[name], value) if isinstance(value, Tensor) else result[name] == value, name
 
 
 def test_the_plan_says_what_they_cost() -> None:

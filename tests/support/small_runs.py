@@ -12,7 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
@@ -69,6 +71,20 @@ def run(
     """Train in this process. Continues the run in `resume`, or starts one in `folder`."""
     words = words if resume else (f"run.dir={folder}", *words)
     return train(plan(*words, recipe=recipe, small=small), catalog=catalog(), resume=resume, overrides=words)
+
+
+def rows_of_denoiser(monkeypatch: pytest.MonkeyPatch) -> dict[bool, int]:
+    """Rows that go through the denoiser of SD3 from now on, by whether they have a gradient."""
+    from unirl.models.sd3.model import Sd3Model
+
+    rows, velocity = {True: 0, False: 0}, Sd3Model.velocity
+
+    def counted(self: Sd3Model, x: Tensor, *given: Any, **more: Any) -> Tensor:
+        rows[torch.is_grad_enabled()] += len(x)
+        return velocity(self, x, *given, **more)
+
+    monkeypatch.setattr(Sd3Model, "velocity", counted)
+    return rows
 
 
 def start_command(*words: str, cwd: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
