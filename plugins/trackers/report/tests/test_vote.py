@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shutil
@@ -197,8 +198,59 @@ def test_completions_and_videos_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="it saved no held-out images: got tracker 'report' on and data"):
         held_out([folder, run])
     shutil.copyfile(run / "media" / "step-000001" / "train-00.png", run / "media" / "step-000001" / "train-00.webp")
-    with pytest.raises(RunFolderError, match="got videos, expected images"):
+    with pytest.raises(RunFolderError, match="got videos, expected images: of a video a small animation is saved"):
         pairs_of(run)
+
+
+def animated(folder: Path, *, frames: int = 3, duration: int = 100) -> None:
+    """Give every held-out image an animation that begins with its colour, as the report does for videos."""
+    for file in (folder / "media").rglob("eval-*.png"):
+        with Image.open(file) as opened:
+            first = opened.convert("RGB")
+        rest = [Image.new("RGB", first.size, (255, 255 - number, 0)) for number in range(frames - 1)]
+        first.save(
+            file.with_suffix(".webp"), save_all=True, append_images=rest, duration=duration, loop=0, lossless=True
+        )
+
+
+def test_videos_of_two_runs_are_compared_by_their_animations(two: tuple[Path, Path], tmp_path: Path) -> None:
+    for folder in two:
+        animated(folder)
+    pairs = held_out(two)
+    assert {picture.file.suffix for pair in pairs for picture in (pair.first, pair.second)} == {".webp"}
+    assert len(pairs) == 40
+    with voting(tmp_path / "votes.jsonl", two, pairs) as file:
+        session = VotingSession(pairs, file)
+        state = session.state()
+        left = session.picture(state["pair"], "left")
+        assert left is not None
+        with Image.open(io.BytesIO(left)) as shown:
+            assert (shown.format, getattr(shown, "n_frames", 1)) == ("WEBP", 3)
+        session.vote(state["pair"], "left")
+        assert result_facts(file.votes)["votes"] == 1
+        assert file.votes.cast[0].files[0].endswith(".webp")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"frames": 4}, "4 x 4 pixels, 3 frames of 100 ms and of 4 x 4 pixels, 4 frames of 100 ms, expected one size"),
+        (
+            {"duration": 50},
+            "4 x 4 pixels, 3 frames of 100 ms and of 4 x 4 pixels, 3 frames of 50 ms, expected one size",
+        ),
+        (None, "4 x 4 pixels, 3 frames of 100 ms and of 4 x 4 pixels, expected one size"),
+    ],
+)
+def test_videos_that_would_tell_the_runs_apart_are_refused(
+    two: tuple[Path, Path], given: dict[str, int] | None, says: str
+) -> None:
+    animated(two[0])
+    if given is not None:
+        animated(two[1], **given)
+    with pytest.raises(RunFolderError) as caught:
+        held_out(two)
+    assert f"got held-out samples of {says}" in str(caught.value)
 
 
 def test_runs_that_cannot_be_compared_are_refused(two: tuple[Path, Path], tmp_path: Path) -> None:
@@ -207,7 +259,12 @@ def test_runs_that_cannot_be_compared_are_refused(two: tuple[Path, Path], tmp_pa
         ("prompts", {}, samples(("z",), 2), "share no prompt of one id, got 'p r0/p/0' and 'z r0/z/0'"),
         ("ids", {}, [{"sample": "r0/z/0", "prompt": "p", "colour": 1}], "got 'p r0/p/0' and 'p r0/z/0'"),
         ("old", {}, [{"sample": "", "prompt": "p", "colour": 1}], "share no prompt of one id"),
-        ("size", {}, samples(("p",), 2, size=5), "got held-out images of 4 x 4 and of 5 x 5 pixels, expected one size"),
+        (
+            "size",
+            {},
+            samples(("p",), 2, size=5),
+            "got held-out samples of 4 x 4 pixels and of 5 x 5 pixels, expected one size",
+        ),
     ):
         folder = with_images(a_run(tmp_path / name, **fields), "eval", 1, rows)
         with pytest.raises(RunFolderError) as caught:

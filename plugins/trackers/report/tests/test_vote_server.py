@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -52,10 +53,13 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 def server(runs: tuple[Path, Path], tmp_path: Path) -> Iterator[VoteServer]:
     pairs = held_out_pairs(*map(read_history, runs), seed=0)
     voted = [VotedRun(folder=folder, began=float(number)) for number, folder in enumerate(runs)]
-    with (
-        opened(tmp_path / "votes.jsonl", voted, pairs, seed=0) as file,
-        start_server(VotingSession(pairs, file), host="127.0.0.1", port=0) as result,
-    ):
+    with opened(tmp_path / "votes.jsonl", voted, pairs, seed=0) as file, serving(VotingSession(pairs, file)) as result:
+        yield result
+
+
+@contextmanager
+def serving(session: VotingSession) -> Iterator[VoteServer]:
+    with start_server(session, host="127.0.0.1", port=0) as result:
         thread = threading.Thread(target=result.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield result
@@ -83,6 +87,19 @@ def test_all_pairs_are_voted_on_over_http(client: VoteClient, tmp_path: Path) ->
     assert len(read_votes(tmp_path / "votes.jsonl").cast) == 6
     assert "pair" in json.loads(client.request("/api/undo", {"done": 6})[2])
     assert client.state()["done"] == 5 and len(read_votes(tmp_path / "votes.jsonl").cast) == 5
+
+
+@pytest.mark.parametrize(("suffix", "kind"), [(".png", "image/png"), (".webp", "image/webp")])
+def test_a_picture_is_served_as_what_it_is(runs: tuple[Path, Path], tmp_path: Path, suffix: str, kind: str) -> None:
+    for file in (path for folder in runs for path in (folder / "media").rglob("eval-*.png") if suffix == ".webp"):
+        with Image.open(file) as opened_file:
+            opened_file.convert("RGB").save(file.with_suffix(suffix), lossless=True)
+    pairs = held_out_pairs(*map(read_history, runs), seed=0)
+    voted = [VotedRun(folder=folder, began=float(number)) for number, folder in enumerate(runs)]
+    with opened(tmp_path / "votes.jsonl", voted, pairs, seed=0) as file, serving(VotingSession(pairs, file)) as server:
+        client = VoteClient(server.url)
+        status, headers, _ = client.request(f"/pictures/{client.state()['pair']}/left")
+    assert (status, headers["Content-Type"]) == (200, kind)
 
 
 def test_nothing_that_is_served_names_a_run_or_its_reward(client: VoteClient, runs: tuple[Path, Path]) -> None:

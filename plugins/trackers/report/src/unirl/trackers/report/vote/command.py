@@ -1,4 +1,4 @@
-"""`unirl vote RUN`, `unirl vote A B`: preferences of a person between two images."""
+"""`unirl vote RUN`, `unirl vote A B`: preferences of a person between two images, or two videos."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def vote(
     """Vote on pairs of images in a browser, without knowing what made them.
 
     Of one run: training samples of a prompt and step; the preferences are a prompt file of pairs beside the votes, for
-    diffusion-dpo. Of two runs: images of their last evaluations from the same prompt and noise; the result is the win
-    rate of the second. Needs no network. Ctrl-C ends it, and the same command continues.
+    diffusion-dpo. Of two runs: images or videos of their last evaluations from the same prompt and noise; the result is
+    the win rate of the second. Needs no network. Ctrl-C ends it, and the same command continues.
     """
     from unirl.core.cli.output import print_json
 

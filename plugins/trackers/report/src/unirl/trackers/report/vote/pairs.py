@@ -1,4 +1,4 @@
-"""Pairs of images to vote on: samples of one prompt and step of a run, or of one prompt and noise of two runs."""
+"""Pairs to vote on: images of one prompt and step of a run, or images or videos of one prompt and noise of two runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A saved image of a run."""
+    """A saved image of a run, or the animation of a video."""
 
     file: Path
     sha256: str
@@ -33,7 +33,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class VotePair:
-    """Two images of a prompt. Of two runs, the first image is of the first run."""
+    """Two images or videos of a prompt. Of two runs, the first one is of the first run."""
 
     prompt: str
     first: Picture
@@ -82,10 +82,10 @@ def training_pairs(run: RunHistory, *, seed: int) -> list[VotePair]:
 
 
 def held_out_pairs(first: RunHistory, second: RunHistory, *, seed: int) -> list[VotePair]:
-    """Pairs of the images that both runs made at their last evaluation from the same prompt and noise, in a random
-    order, every prompt once before any comes again.
+    """Pairs of the images or videos that both runs made at their last evaluation from the same prompt and noise, in a
+    random order, every prompt once before any comes again.
 
-    Raises RunFolderError for runs without such images, with other noise, or without a common prompt.
+    Raises RunFolderError for runs without such samples, with other noise, or without a common prompt.
     """
     seeds = [run.evaluation.get("seed", "none recorded") for run in (first, second)]
     if seeds[0] != seeds[1]:
@@ -107,12 +107,11 @@ def held_out_pairs(first: RunHistory, second: RunHistory, *, seed: int) -> list[
             f"{first.folder} and {second.folder}: their last evaluations share no prompt of one id, got "
             f"{names[0]!r:.80} and {names[1]!r:.80}. Noise follows from the id: evaluate both on one data.eval."
         )
-    sizes = [open_picture(picture.file).size for picture in (found[0][1].first, found[0][1].second)]
-    if sizes[0] != sizes[1]:
-        shown = [f"{width} x {height}" for width, height in sizes]
+    shown = [_size(picture) for picture in (found[0][1].first, found[0][1].second)]
+    if shown[0] != shown[1]:
         raise RunFolderError(
-            f"{first.folder} and {second.folder}: got held-out images of {shown[0]} and of {shown[1]} pixels, expected "
-            "one size: it would tell the runs apart, and other sizes have other noise."
+            f"{first.folder} and {second.folder}: got held-out samples of {shown[0]} and of {shown[1]}, expected one "
+            "size: it would tell the runs apart, and other sizes have other noise."
         )
     return _ordered(found, seed=seed)
 
@@ -131,8 +130,11 @@ def _images(run: RunHistory, key: Literal["train", "eval"]) -> list[tuple[int, S
     if not batches:
         raise RunFolderError(f"{run.folder}: {_why_none(run, key)}")
     images = [(batch.step, sample) for batch in batches for sample in batch.samples]
-    if any(sample.animation for _, sample in images):
-        raise RunFolderError(f"{run.folder}: got videos, expected images: of a video only a strip of frames is saved.")
+    if key == "train" and any(sample.animation for _, sample in images):
+        raise RunFolderError(
+            f"{run.folder}: got videos, expected images: of a video a small animation is saved, which is not to train "
+            "on. Videos of two runs can be compared: give both."
+        )
     if key == "train" and any(sample.parent is not None for _, sample in images):
         raise RunFolderError(
             f"{run.folder}: images of {batches[0].key.partition('/')[2]!r} are made from samples of another stage, "
@@ -170,12 +172,21 @@ def _setting(run: RunHistory, section: str, name: str) -> str:
 
 
 def _picture(run: RunHistory, sample: Sample) -> Picture:
+    shown = sample.animation or sample.file
     try:
-        with sample.file.open("rb") as file:
+        with shown.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise RunFolderError(f"{sample.file}: it cannot be read: {error.strerror}") from error
-    return Picture(file=sample.file, sha256=digest, name=sample.file.relative_to(run.folder).as_posix())
+        raise RunFolderError(f"{shown}: it cannot be read: {error.strerror}") from error
+    return Picture(file=shown, sha256=digest, name=shown.relative_to(run.folder).as_posix())
+
+
+def _size(picture: Picture) -> str:
+    """For people: pixels, and of an animation its frames and how long each is shown."""
+    opened = open_picture(picture.file)
+    width, height = opened.size
+    frames = getattr(opened, "n_frames", 1)
+    return f"{width} x {height} pixels" + (f", {frames} frames of {opened.info['duration']} ms" if frames > 1 else "")
 
 
 def _pair(sample: Sample, first: Picture, second: Picture) -> VotePair:

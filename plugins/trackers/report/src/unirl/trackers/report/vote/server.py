@@ -52,7 +52,7 @@ class _Handler(LocalHandler):
                     content = session.picture(int(number), side)
                 except UniRLError as error:
                     return _problem(error)
-                return missing() if content is None else (200, "image/png", content)
+                return missing() if content is None else (200, _type(content), content)
             case _:
                 return missing()
 
@@ -76,6 +76,11 @@ class _Handler(LocalHandler):
             return json_reply(session.state(), status=409)
         except (UniRLError, OSError) as error:
             return _problem(error)
+
+
+def _type(content: bytes) -> str:
+    """Media type of a saved picture, by its first bytes."""
+    return "image/webp" if content[:4] == b"RIFF" else "image/png"
 
 
 def _problem(error: Exception) -> Reply:

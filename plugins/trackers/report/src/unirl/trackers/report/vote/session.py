@@ -61,7 +61,8 @@ class VotingSession:
             return self._state()
 
     def picture(self, number: int, side: str) -> bytes | None:
-        """The PNG on the `left` or `right` of a pair, or an image of its prompt by its place; None when there is none.
+        """The PNG, or of a video the WebP, on the `left` or `right` of a pair, or an image of its prompt by its place;
+        None when there is none.
 
         Raises RunFolderError for a file that is gone, has changed or is no image.
         """
