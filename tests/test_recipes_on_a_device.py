@@ -61,6 +61,26 @@ def chosen_recipes() -> tuple[list[str], set[Part]]:
     return names, tried
 
 
+SETTINGS = {
+    "rewards of steps": ("quickstart", ("algorithm.step_rewards=true",)),
+    "scouts": (
+        "quickstart",
+        (
+            *("data.scouts.samples_per_prompt=24", "data.scouts.num_inference_steps=4"),
+            # Shapes of random weights may all score the same.
+            *("+reward@reward.light=brightness", "reward.light.weight=0.1"),
+        ),
+    ),
+    "moving reference": ("quickstart", ("algorithm.kl_coef=0.1", "backend.moving_reference.kind=constant")),
+    "gate of the kl": (
+        "quickstart",
+        (
+            *("algorithm.kl_coef=0.1", "algorithm.kl_gate=0.5", "backend.reference_copy=true"),
+            *("+reward@reward.size=jpeg-size", "reward.size.weight=0"),
+        ),
+    ),
+}
+"""Settings that no recipe has and that bring tensors of their own: recipe and overrides."""
 PARTS = {(found.spec.kind, found.spec.name) for found in Catalog.discover().parts() if found.spec.kind in KINDS}
 RECIPES, TRIED = chosen_recipes()
 
@@ -86,6 +106,12 @@ def test_a_part_without_a_recipe_takes_a_step_on_a_device(
     kind: str, name: str, process: ProcessPoolExecutor, folder: Path
 ) -> None:
     check(process.submit(step_with_part, kind, name, folder).result())
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_takes_a_step_on_a_device(name: str, process: ProcessPoolExecutor, folder: Path) -> None:
+    recipe, words = SETTINGS[name]
+    check(process.submit(recipe_step, recipe, folder, *words).result())
 
 
 def check(step: Step) -> None:
