@@ -194,7 +194,9 @@ class Walk:
             return every, every
         past = zip(self._starts, self._plan.tolist(), self._keys, strict=True)
         numbers: dict[Hashable, int] = {}
-        drawn = [(start, *((step, own[step]) for step in steps if 0 <= step < self.step)) for start, steps, own in past]
+        drawn: list[tuple[Hashable, ...]] = [
+            (start, *((step, own[step]) for step in steps if 0 <= step < self.step)) for start, steps, own in past
+        ]
         places = [numbers.setdefault(path, len(numbers)) for path in drawn]
         return [places.index(place) for place in range(len(numbers))], places
 

@@ -21,7 +21,7 @@ __all__ = ["TEACHER", "joined", "rows_of_teachers"]
 TEACHER = "teacher"
 """Metadata of a sample that names its teacher."""
 
-T = TypeVar("T", Tensor, Replayed, ReplayedTokens)
+T = TypeVar("T", bound=Tensor | Replayed | ReplayedTokens)
 
 
 def rows_of_teachers(track: Track, teachers: Mapping[str, Model]) -> dict[str, list[int]]:
@@ -46,7 +46,7 @@ def joined(parts: Sequence[tuple[Sequence[int], T]]) -> T:
     """
     _, first = parts[0]
     if isinstance(first, Tensor):
-        return _joined(cast("Sequence[tuple[Sequence[int], Tensor]]", parts))
+        return cast("T", _joined(cast("Sequence[tuple[Sequence[int], Tensor]]", parts)))
     fields = {
         item.name: _joined([(rows, getattr(result, item.name)) for rows, result in parts])
         for item in dataclasses.fields(first)

@@ -146,7 +146,7 @@ class TrackReplay:
 
         A teacher of no row has the first one, and the empty list of rows: ranks must call every teacher equally often.
         """
-        teachers = self.teachers if policy == "reference" else {}
+        teachers: Mapping[str, Model] = self.teachers if policy == "reference" else {}
         if len(teachers) < 2:
             return [(next(iter(teachers.values()), None), [*range(track.num_rows)], track)]
         return [
