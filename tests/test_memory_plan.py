@@ -514,7 +514,7 @@ def test_a_run_is_told_the_operations_of_each_device(one: MemoryPlan) -> None:
         rest = one.flops.total - one.flops.generate
         assert result == pytest.approx({"generate": one.flops.generate / rollout, "train": rest / ranks})
     assert torch.equal(torch.get_rng_state(), before)
-    assert catalog().step_flops(compose("quickstart-flow-ppo", catalog=catalog())) == {}
+    assert catalog().step_flops(compose("quickstart-enhancer", catalog=catalog())) == {}
 
 
 @pytest.mark.slow
