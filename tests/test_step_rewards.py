@@ -30,7 +30,7 @@ def test_what_is_expected_of_a_latent_is_its_ode(tmp_path: Path, monkeypatch: py
         model, finals = self._model, list[Tensor]()
         assert isinstance(model, Sd3Model)
         with torch.no_grad():
-            for step in range(SDE) if not seen else ():
+            for step in range(SDE) if track.latent.scored_steps.numel() else ():
                 x = track.latent.latents[:, step].float()
                 for sigma, after in zip(track.latent.sigmas[step:-1], track.latent.sigmas[step + 1 :], strict=True):
                     conditions = track.conditions["positive"].expanded()
@@ -41,7 +41,7 @@ def test_what_is_expected_of_a_latent_is_its_ode(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(TrainsideEngine, "generate", noted)
     run(tmp_path / "run", *WORDS, "run.max_steps=1")
-    (samples, finals), (expected, _) = seen
+    (expected, _), (samples, finals) = seen
     assert (samples.num_rows, expected.num_rows) == (PROMPTS * SAMPLES, PROMPTS * SAMPLES * SDE)
     assert samples.latent.positions[0].tolist() == [0, 1, 2, STEPS]
     assert expected.latent.positions.tolist() == [[STEPS]] * expected.num_rows, "clean latents alone"

@@ -87,7 +87,7 @@ def trained(reward: Light, **changes: Any) -> tuple[Track, dict[str, Any], Echoi
 
 def test_the_noise_of_a_sample_ends_before_each_of_its_sde_steps() -> None:
     _, _, engine = trained(ByName())
-    samples, expected = engine.requests
+    expected, samples = engine.requests
     assert samples.sample_ids == tuple(f"r0/{name}" for name in SCORES)
     assert expected.sample_ids == tuple(f"r0/{name}/before-{step}" for name in SCORES for step in (1, 3))
     assert expected.latent.sde_steps.tolist() == [[-1, -1], [1, -1]] * 4
@@ -127,7 +127,7 @@ def test_scouts_choose_the_samples_whose_steps_get_rewards() -> None:
             return float(number) if "/before-" not in name else 0.0
 
     track, _, engine = trained(Chosen(), scouts=3)
-    assert [request.num_rows for request in engine.requests] == [6, 4, 8]
+    assert [request.num_rows for request in engine.requests] == [6, 8, 4]
     assert track.sample_ids == ("r0/p0/0", "r0/p0/2", "r0/p1/0", "r0/p1/2")
     assert track.latent.step_rewards["light"].tolist() == [[0, 0], [0, 2]] * 2
 

@@ -2,8 +2,8 @@
 
 A bound on the steps in flight is the staleness (`run.max_staleness`), scores as futures are the overlap of rewards with
 generation (`run.reward_overlap_groups`), and drawing prompts until enough groups are useful is dynamic sampling
-(`data.dynamic_sampling_rounds`). Scouts (`data.scouts`) are drawn and scored before the samples that they choose,
-samples that give SDE steps rewards of their own (`Needs.step_rewards`) after them. What is computed depends on the
+(`data.dynamic_sampling_rounds`). Scouts (`data.scouts`) are drawn and scored before the samples that they choose, and
+so are samples that give the SDE steps of others their rewards (`Needs.step_rewards`). What is computed depends on the
 prompts and the weights alone, never on timing.
 """
 
@@ -230,25 +230,28 @@ class GroupQueue:
         choose."""
         draw, plan = partial(self._drawn, step, versions, phases, prompts), self.plan
         if not plan.data.scouts.samples_per_prompt:
-            return self._with_step_rewards(draw(step_requests), draw)
+            return self._exact(draw)
         scouts = draw(scout_requests)
         track, seconds = scouts.tracks[plan.only.name], (scouts.generate_s, scouts.score_s)
         chosen, rewards = chosen_by(track, count=plan.only.samples), known_rewards(track)
         # Their images need not stay in memory beside those of the exact samples.
         del scouts, track
-        exact = self._with_step_rewards(draw(partial(step_requests, chosen=chosen)), draw, chosen=chosen)
-        return replace(_after(exact, *seconds), scouts=rewards)
+        return replace(_after(self._exact(draw, chosen=chosen), *seconds), scouts=rewards)
 
-    def _with_step_rewards(
-        self, groups: ScoredGroups, draw: Callable[..., ScoredGroups], *, chosen: Collection[str] | None = None
-    ) -> ScoredGroups:
-        """The groups with rewards of single steps, where the algorithm needs them. chosen: as of `step_requests`."""
-        stage = self.plan.stages[0]
+    def _exact(self, draw: Callable[..., ScoredGroups], *, chosen: Collection[str] | None = None) -> ScoredGroups:
+        """The samples to train on, with rewards of single steps where the algorithm needs them. chosen: as of
+        `step_requests`."""
+        stage, exact = self.plan.stages[0], partial(step_requests, chosen=chosen)
         if not stage.needs.step_rewards:
-            return groups
+            return draw(exact)
+        # First: workers keep the latents of the newest samples alone.
         expected = draw(partial(expectation_requests, chosen=chosen))
-        track = with_step_rewards(groups.tracks[stage.name], expected.tracks[stage.name])
-        return _after(replace(groups, tracks={stage.name: track}), expected.generate_s, expected.score_s)
+        seconds = expected.generate_s, expected.score_s
+        scored = replace(expected.tracks[stage.name], media=None, segment=None, conditions={})
+        del expected
+        groups = draw(exact)
+        track = with_step_rewards(groups.tracks[stage.name], scored)
+        return _after(replace(groups, tracks={stage.name: track}), *seconds)
 
     def _drawn(
         self,
