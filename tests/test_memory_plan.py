@@ -493,11 +493,11 @@ def test_what_trains_beside_the_policy_takes_operations_of_its_own(one: MemoryPl
 
 
 def test_a_critic_is_a_copy_of_the_model_and_a_fake_score_one_of_what_trains() -> None:
-    """Weights, gradients and two moments of every parameter in fp32, with LoRA as well, and 64 + 1 of the head; against
-    weights and moments of the adapters."""
+    """Weights, gradients and two moments of every parameter in fp32, with LoRA as well; against weights and moments of
+    the adapters."""
     critic = planned("quickstart-flow-ppo", "backend.trains=lora")
     (process,) = critic.processes
-    elements = critic.size.trained_elements + 64 + 1
+    elements = critic.size.trained_elements
     assert (process.items["critic"], process.items["critic gradients"]) == (12 * elements, 4 * elements)
     assert any("activations of the critic" in note for note in critic.notes)
     fake = planned("quickstart-few-steps", "backend.trains=lora", "backend.reference_copy=false")

@@ -52,7 +52,7 @@ def predicted_costs(
     if plan.data.scouts.samples_per_prompt:
         further.append(scout_requests(parts, plan, given, step=first))
     if any(stage.needs.step_rewards for stage in plan.stages):
-        further.append(expectation_requests(parts, plan, given, step=first))
+        further.append(expectation_requests(requests))
     predicted: dict[str, Mapping[str, float]] = {}
     for name, request in requests.items():
         if not isinstance(request.params, LatentRequest):

@@ -245,7 +245,7 @@ class GroupQueue:
         if not stage.needs.step_rewards:
             return draw(exact)
         # First: workers keep the latents of the newest samples alone.
-        expected = draw(partial(expectation_requests, chosen=chosen))
+        expected = draw(lambda *given, **named: expectation_requests(exact(*given, **named)))
         seconds = expected.generate_s, expected.score_s
         scored = replace(expected.tracks[stage.name], media=None, segment=None, conditions={})
         del expected

@@ -1,8 +1,8 @@
-"""Rewards of single SDE steps: how much each raised the reward that was to be expected.
+"""Per-step rewards: how much each SDE step changed the expected reward.
 
-What is to be expected of a latent is the reward of the sample that the remaining steps make of it without noise. Noise
-is a function of the sample's id and the step, so such a sample is one more row of a request: the SDE steps of the first
-sample up to there, with its noise, and none after. Any engine that takes SDE steps row by row can draw it.
+The expected reward of a latent is that of the sample which the remaining steps produce without noise. Noise is a
+function of the sample's id and the step, so this sample is one more row of a request: it has the same noise up to that
+step and no SDE steps after it. Any engine that takes SDE steps per row can generate it.
 
 Source: DenseGRPO, arXiv 2601.20218, equations 7 to 9 with n = t, all of the remaining steps. Its noise levels by step
 are not here: `sampling.sde` chooses the steps that have noise.
@@ -11,34 +11,19 @@ are not here: `sampling.sde` chooses the steps that have noise.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .requests import step_requests
-
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
-    from unirl.core.types.data import Prompt
     from unirl.core.types.request import Request
     from unirl.core.types.track import Track
-
-    from .parts import Parts
 
 __all__ = ["expectation_requests", "step_reward_metrics", "with_step_rewards"]
 
 
-def expectation_requests(
-    parts: Parts,
-    plan: Plan,
-    prompts: Sequence[Prompt],
-    *,
-    step: int,
-    versions: Mapping[str, int] | None = None,
-    chosen: Collection[str] | None = None,
-) -> dict[str, Request]:
-    """The request of the samples to be expected before each SDE step of those of `step_requests`, under the only stage:
-    N x S rows, of which nothing is kept but the clean latents."""
-    requests = step_requests(parts, plan, prompts, step=step, versions=versions, chosen=chosen)
+def expectation_requests(requests: Mapping[str, Request]) -> dict[str, Request]:
+    """For each request of N samples with S SDE steps, one of N x S samples: those expected before each step. Only their
+    clean latents are kept."""
     return {name: _expectations(request) for name, request in requests.items()}
 
 

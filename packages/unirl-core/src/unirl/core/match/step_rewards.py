@@ -1,4 +1,4 @@
-"""Checks of rewards of single SDE steps, for which samples are drawn again from before each step."""
+"""Checks of per-step rewards, which need further samples for each SDE step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["step_rewards"]
 
 
 def step_rewards(plan: Plan) -> Iterator[Reason]:
-    """Yields a reason for each part that keeps steps from having rewards of their own."""
+    """Yields a reason for each part that rules out per-step rewards."""
     for stage in plan.stages:
         if stage.needs.step_rewards:
             yield from _of_stage(plan, stage)

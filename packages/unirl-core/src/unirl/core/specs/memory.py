@@ -27,10 +27,10 @@ class TrainingMemory:
     optimizer_bytes: float = 8
     """Optimizer state of a trained parameter, in bytes on average: 8 are the two moments of Adam."""
     auxiliary: Literal["", "critic", "fake score"] = ""
-    """What it trains beside the policy, with an optimizer of its own: a copy of the model's parameters (a critic), or
-    one of what trains (a fake score)."""
+    """Network that it also trains, with a separate optimizer: a critic, which copies all of the model's parameters, or
+    a fake score, which copies the trained ones."""
     auxiliary_steps: int = 0
-    """Optimizer steps of that for each one of the policy."""
+    """Optimizer steps of the critic or the fake score per update of the policy."""
     lr_scales: Mapping[str, float] = field(default_factory=lambda: dict[str, float]())
     """Factors of the learning rate by regular expressions on names of parameters; 0 freezes them."""
     shard_ranks: int = 0

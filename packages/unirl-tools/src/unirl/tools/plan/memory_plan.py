@@ -66,8 +66,8 @@ def memory_plan(plan: Plan, *, catalog: Catalog, size: ModelSize | None = None, 
     memory = stage.backend.config.memory(plan)
     if memory is None:
         raise RecipeError(
-            f"backend: {stage.backend.name!r} does not state what it holds with these settings (tensor parallelism and "
-            "split experts are not predicted)."
+            f"backend: {stage.backend.name!r} does not state what it holds with these settings (tensor and expert "
+            "parallelism are not predicted)."
         )
     inputs, unread = longest_prompt(plan, stage)
     size = size or _measured(plan, stage, memory, catalog, inputs)
@@ -235,7 +235,7 @@ class _Counted:
         return Process(role="train", count=self._ranks, items=_whole(items), engine_share=share)
 
     def _auxiliary(self) -> dict[str, float]:
-        """What trains beside the policy. The gradients of a fake score take the place of the policy's."""
+        """A critic or a fake score. The fake score reuses the gradients of the policy's parameters."""
         memory = self._memory
         if memory.auxiliary == "fake score":
             return {"fake score": (FP32 + memory.optimizer_bytes) * self._elements / self._shards}

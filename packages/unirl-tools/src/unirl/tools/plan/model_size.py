@@ -31,9 +31,6 @@ from unirl.numerics.tokens.output_rows import LOGITS_BUDGET
 
 __all__ = ["ModelSize", "model_size"]
 
-POOLED = 64
-"""Inputs of the head of a critic of denoise steps, see `unirl.train_host.critic_nets`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
@@ -53,10 +50,10 @@ class ModelSize:
     adapter_elements: int
     """Number of parameters of LoRA adapters."""
     critic_elements: int
-    """Number of parameters of a critic: those of a text model without its output projection, or of a denoiser, and of
-    its head."""
+    """Number of parameters of a critic, without its small head: a text model without its output projection, or a
+    denoiser. 0 without a critic."""
     critic_tensors: int
-    """Number of tensors that those are."""
+    """Number of tensors in `critic_elements`."""
     tuned_tensors: int
     """Number of tensors that the settings train: parameters, or with LoRA those of adapters."""
     block_elements: int
@@ -131,7 +128,7 @@ def model_size(
     quantized = _quantized(blocks) if memory.quantized else []
     params = list(module.parameters())
     trained = [param for param in params if param.requires_grad]
-    judging = _critic_params(model)
+    judging = _critic_params(model) if memory.auxiliary == "critic" else []
     frozen = [] if memory.lora_rank else _freeze(module, memory.lr_scales)
     in_blocks = {id(param) for block in blocks for param in block.parameters()}
     block_bytes = _bytes_of_blocks(module, blocks)
@@ -368,10 +365,9 @@ def _adapted(model: Model, memory: TrainingMemory) -> list[nn.Linear]:
 
 
 def _critic_params(model: Model) -> list[int]:
-    """Elements of each parameter of a critic, of its head the weight and the bias."""
-    is_text = "text" in model.spec.tracks.values()
-    trunk, features = (text_model(model).trunk, text_model(model).hidden_size) if is_text else (model.trainable, POOLED)
-    return [*(param.numel() for param in trunk.parameters() if param.requires_grad), features, 1]
+    """Elements of each parameter of a critic."""
+    trunk = text_model(model).trunk if "text" in model.spec.tracks.values() else model.trainable
+    return [param.numel() for param in trunk.parameters() if param.requires_grad]
 
 
 def _freeze(module: nn.Module, patterns: Mapping[str, float]) -> list[Tensor]:
