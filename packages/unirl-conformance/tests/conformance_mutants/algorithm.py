@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,13 +21,14 @@ from unirl.algorithms.draft.plugin import DRAFT
 from unirl.algorithms.epg.plugin import EPG
 from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
 from unirl.algorithms.flow_grpo.algorithm import build as build_flow_grpo
+from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
 from unirl.algorithms.flow_grpo.plugin import FLOW_GRPO
 from unirl.core.limits import Reason
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import Forward, Losses
 from unirl.core.specs.capability import Needs
-from unirl.core.specs.plan import Plan
+from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.track import Track
 
 from conformance_mutants import algorithm_text
@@ -131,8 +132,19 @@ def normalised(score: Any) -> Any:
     return scored
 
 
+@dataclass
+class PlainConfig(FlowGrpoConfig):
+    """Settings without those that the loop adds tensors for."""
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        yield from super().problems(plan, stage)
+        if self.step_rewards:
+            yield Reason(key=".step_rewards", text="got true, expected false.")
+
+
+PLAIN = replace(FLOW_GRPO, config=f"{__name__}:PlainConfig", when={})
 # A mutant is tried without the settings that need more; the healthy ones are tried with each.
-flow = partial(algorithm, replace(FLOW_GRPO, when={}))
+flow = partial(algorithm, PLAIN)
 stateful = partial(algorithm, FLOW_GRPO)
 draft, dmd2 = partial(algorithm, DRAFT), partial(algorithm, DMD2)
 crd, dgpo, epg = (partial(algorithm, replace(spec, when={})) for spec in (CRD, DGPO, EPG))
@@ -237,7 +249,7 @@ HEALTHY = (
             "kl_form": "flow-grpo-code",
         },
     ),
-    replace(FLOW_GRPO, name="pairs", build=f"{__name__}:build_pairs", when={}),
+    replace(PLAIN, name="pairs", build=f"{__name__}:build_pairs"),
     DRAFT,
     replace(DRAFT, name="draft-deep", trial={"gradient_steps": 3, "checkpointing": False}),
     replace(DRAFT, name="draft-drawn", trial={"noise_draws": 2}),
