@@ -203,6 +203,6 @@ MUTANTS = [
     backend("texts-weigh-1", TWO_KINDS, "leaves out the weights of jobs on completions",
             changes=each_job(lambda _, job: {"weight": 1.0} if is_text(job.track) else {})),
     backend("knows-no-teacher", TEACHER, "leaves out the reference model of a job",
-            changes=each_job(lambda _, job: {"reference": None})),
+            changes=each_job(lambda _, job: {"references": {}})),
 ]
 # fmt: on
