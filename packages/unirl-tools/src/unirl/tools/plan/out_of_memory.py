@@ -13,8 +13,9 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap
 from unirl.core.types.sampling import LatentSamplingConfig
 
-from .memory_plan import memory_plan, processes_of
+from .memory_plan import memory_plan
 from .prediction import shown_bytes
+from .process_memory import processes_of
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
