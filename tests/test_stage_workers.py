@@ -85,13 +85,15 @@ def test_a_worker_holds_the_model_of_its_stage_alone(recipe: Path, ray_here: Non
         writer, (first, second) = pools["rewrite",], pools["image",]
         assert len({actor.facts.pid for actor in (*writer, first, second)}) == 3
         # The frozen painter is on the workers of its stage, and the writer on the other one.
-        cluster.call(writer, "stop_tokens", "writer", phase="test")
-        cluster.call([first, second], "latent_shape", "painter", plan.stage("image").sampling, phase="test")
+        cluster.call(writer, "ask_model", "writer", "stop_tokens", phase="test")
+        cluster.call(
+            [first, second], "ask_model", "painter", "latent_shape", plan.stage("image").sampling, phase="test"
+        )
         assert cluster.call([*writer, first, second], "versions", phase="test") == [{"writer": 0}, {}, {}]
         with pytest.raises(RunFailed, match="KeyError: 'painter'"):
-            cluster.call(writer, "latent_shape", "painter", plan.stage("image").sampling, phase="test")
+            cluster.call(writer, "ask_model", "painter", "latent_shape", plan.stage("image").sampling, phase="test")
         with pytest.raises(RunFailed, match="KeyError: 'writer'"):
-            cluster.call([first], "stop_tokens", "writer", phase="test")
+            cluster.call([first], "ask_model", "writer", "stop_tokens", phase="test")
     finally:
         launcher.close()
 

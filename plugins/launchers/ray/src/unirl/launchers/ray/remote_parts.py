@@ -64,43 +64,39 @@ class RemoteModel(Model):
     def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
         key = repr(sampling)
         if key not in self._schedules:
-            (self._schedules[key],) = self._cluster.call(
-                [self._actor], "schedule", self._learner, sampling, phase="request"
-            )
+            self._schedules[key] = self._ask("schedule", sampling)
         return self._schedules[key]
 
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
-        return self._ask("latent_shape", sampling)[0]
+        return self._ask("latent_shape", sampling)
 
     def num_cut(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> int | None:
-        return self._ask("num_cut", tuple(texts), sampling)[0]
+        return self._ask("num_cut", tuple(texts), sampling=sampling)
 
     def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
-        return self._ask("prompt_tokens", inputs, sampling)[0]
+        return self._ask("prompt_tokens", inputs, sampling=sampling)
 
     def observation_tokens(
         self, texts: Sequence[str], *, after: Sequence[Tensor], role: str, sampling: TextSamplingConfig
     ) -> list[Tensor]:
-        (tokens,) = self._ask("observation_tokens", texts, after, role, sampling)
-        return tokens
+        return self._ask("observation_tokens", texts, after=after, role=role, sampling=sampling)
 
     def texts(self, tokens: Sequence[Tensor]) -> list[str]:
-        (texts,) = self._ask("texts", tokens)
-        return texts
+        return self._ask("texts", tokens)
 
     def completion_length(self, *, sampling: TextSamplingConfig) -> int | None:
-        return self._ask("completion_length", sampling)[0]
+        return self._ask("completion_length", sampling=sampling)
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        result = self._stop_tokens
-        if result is None:
-            (result,) = self._ask("stop_tokens")
-            self._stop_tokens = result
-        return result
+        if self._stop_tokens is None:
+            self._stop_tokens = self._ask("stop_tokens")
+        assert self._stop_tokens is not None
+        return self._stop_tokens
 
-    def _ask(self, method: str, *args: Any) -> list[Any]:
-        return self._cluster.call([self._actor], method, self._learner, *args, phase="request")
+    def _ask(self, name: str, *args: Any, **named: Any) -> Any:
+        (answer,) = self._cluster.call([self._actor], "ask_model", self._learner, name, *args, phase="request", **named)
+        return answer
 
 
 class RemoteEngine:

@@ -28,14 +28,10 @@ from unirl.core.roles import (
     TrainReport,
     TransportPlace,
     WeightUpdate,
-    diffusion_model,
-    text_model,
 )
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.plan import Plan, Stage
-from unirl.core.types.inputs import Inputs
+from unirl.core.specs.plan import Plan
 from unirl.core.types.request import Request
-from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import LatentSegment, TextSegment, Track
 from unirl.loop.build import build_parts, build_rewards
 from unirl.loop.config import OffloadingConfig
@@ -49,6 +45,7 @@ from .kept_rows import padded, superseded
 from .machine_code import check_versions
 from .transports import make_transport
 from .weight_ends import Tell, WeightEnds
+from .worker_plan import WorkerRole, plan_of_worker
 
 __all__ = ["Worker", "WorkerFacts"]
 
@@ -156,27 +153,14 @@ class Worker:
 
     # Building.
 
-    def build(
-        self,
-        role: Literal["train", "rollout", "reference", "reward"],
-        *,
-        with_engine: bool = True,
-        serves: Sequence[str] = (),
-    ) -> None:
+    def build(self, role: WorkerRole, *, with_engine: bool = True, serves: Sequence[str] = ()) -> None:
         """Build this worker's parts: rewards, or everything else, with the engine if this worker generates. Rewards
         that a loss backpropagates are also built where it trains.
 
         serves: the rewards that it scores, or the stages that it generates, whose models it builds; empty is all.
         """
         catalog = Catalog.of({})
-        plan = dataclasses.replace(
-            self._plan,
-            run=dataclasses.replace(self._plan.run, device=str(self._device), threads=self._plan.run.threads),
-        )
-        if role in ("rollout", "reference"):
-            plan = _alone(plan)
-        if role == "rollout" and serves:
-            plan = dataclasses.replace(plan, stages=tuple(stage for stage in plan.stages if stage.name in serves))
+        plan = plan_of_worker(self._plan, role=role, device=str(self._device), serves=serves)
         if role == "reward":
             self._rewards = build_rewards(plan, catalog=catalog, keys=serves or None)
         else:
@@ -214,32 +198,10 @@ class Worker:
 
     # Model.
 
-    def schedule(self, learner: str, sampling: LatentSamplingConfig) -> Tensor:
-        return diffusion_model(self.parts.models[learner]).schedule(sampling)
-
-    def latent_shape(self, learner: str, sampling: LatentSamplingConfig) -> tuple[int, ...]:
-        return diffusion_model(self.parts.models[learner]).latent_shape(sampling)
-
-    def num_cut(self, learner: str, texts: Sequence[str], sampling: LatentSamplingConfig) -> int | None:
-        return diffusion_model(self.parts.models[learner]).num_cut(texts, sampling=sampling)
-
-    def prompt_tokens(self, learner: str, inputs: Inputs, sampling: TextSamplingConfig) -> list[Tensor]:
-        return text_model(self.parts.models[learner]).prompt_tokens(inputs, sampling=sampling)
-
-    def observation_tokens(
-        self, learner: str, texts: Sequence[str], after: Sequence[Tensor], role: str, sampling: TextSamplingConfig
-    ) -> list[Tensor]:
-        model = text_model(self.parts.models[learner])
-        return model.observation_tokens(texts, after=after, role=role, sampling=sampling)
-
-    def texts(self, learner: str, tokens: Sequence[Tensor]) -> list[str]:
-        return text_model(self.parts.models[learner]).texts(tokens)
-
-    def completion_length(self, learner: str, sampling: TextSamplingConfig) -> int | None:
-        return text_model(self.parts.models[learner]).completion_length(sampling=sampling)
-
-    def stop_tokens(self, learner: str) -> tuple[int, ...]:
-        return text_model(self.parts.models[learner]).stop_tokens
+    def ask_model(self, learner: str, name: str, *args: Any, **named: Any) -> Any:
+        """The answer of a model's method, or one of its properties."""
+        answer = getattr(self.parts.models[learner], name)
+        return answer(*args, **named) if callable(answer) else answer
 
     # Engine.
 
@@ -431,20 +393,3 @@ class Worker:
         self.transport.close()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _alone(plan: Plan) -> Plan:
-    """The plan for a process with complete weights that does not train: without the train ranks' mesh, critic, fake
-    score and teachers."""
-
-    def alone(stage: Stage) -> Stage:
-        stage = dataclasses.replace(stage, teachers=())
-        if stage.backend is None:
-            return stage
-        config: Any = stage.backend.config
-        names = {item.name for item in dataclasses.fields(config)} & {"mesh", "critic", "fake_score"}
-        own = {name: type(getattr(config, name))() for name in names}
-        backend = dataclasses.replace(stage.backend, config=dataclasses.replace(config, **own))
-        return dataclasses.replace(stage, learner=dataclasses.replace(stage.learner, backend=backend))
-
-    return plan.with_stages(alone)
