@@ -14,11 +14,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import yaml
 from pages import ROOT
 
 BUILD_TIMEOUT_S = 840
 """On a machine that runs other tests as well; an idle one needs a minute."""
-SOURCE = "https://example.org/tree"
+REPOSITORY = "https://example.org/unirl"
+SOURCE = f"{REPOSITORY}/blob/c0ffee"
 LOADED = {"img": "src", "script": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}
 """Elements that load a file when a page is opened, and the attribute that names it."""
 
@@ -60,17 +62,28 @@ def html(path: Path) -> Html:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site") / "html"
+    """Built by the command of `.readthedocs.yaml`, in this environment in place of one that it sets up."""
+    settings = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text(encoding="utf-8"))
+    (command,) = settings["build"]["jobs"]["build"]["html"]
+    output = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, ROOT / "docs/build.py", folder, "--source", SOURCE],
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        ["bash", "-euc", command.partition(" -- ")[2]],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "READTHEDOCS_OUTPUT": str(output),
+            "READTHEDOCS_GIT_CLONE_URL": f"{REPOSITORY}.git",
+            "READTHEDOCS_GIT_COMMIT_HASH": "c0ffee",
+        },
         capture_output=True,
         text=True,
         timeout=BUILD_TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    return output / "html"
 
 
 def broken(path: Path, url: str) -> bool:
