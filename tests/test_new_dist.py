@@ -23,7 +23,7 @@ description = "A reward that is planted by a test"
 requires-python = ">=3.11,<3.14"
 license = "Apache-2.0"
 license-files = ["LICENSE"]
-dependencies = ["unirl-core"]
+dependencies = ["unirl-core>=0.1,<0.2"]
 
 [project.entry-points."unirl.v1"]
 planted = "unirl.rewards.planted.plugin"

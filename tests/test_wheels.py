@@ -12,6 +12,7 @@ import pytest
 from check_wheel_contents.__main__ import main as check_wheel_contents
 from click.testing import CliRunner
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import API_GROUP
 from validate_pyproject.api import Validator
@@ -76,9 +77,15 @@ def test_metadata_describe_a_dist_and_its_parts(wheels: dict[str, Path]) -> None
         metadata = email.message_from_bytes(wheel.read(info))
         assert len(metadata["Summary"].split()) >= 3, f"{name}: its description is {metadata['Summary']!r}"
         assert metadata["Requires-Python"], f"{name} has no requires-python"
-        required = {Requirement(line).name for line in metadata.get_all("Requires-Dist", ())}
+        requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist", ())]
+        required = {each.name for each in requirements}
         is_plugin = "plugins" in PROJECTS[name].parts
         assert not is_plugin or required & {"unirl-core", *PLUGINS}, f"{name} requires neither unirl-core nor a plugin"
+        # They are released together, and an older one must not be left beside a newer one.
+        major, minor, _ = metadata["Version"].split(".")
+        bound = SpecifierSet(f">={major}.{minor},<{major}.{int(minor) + 1}")
+        loose = [str(each) for each in requirements if each.name in PROJECTS and each.specifier != bound]
+        assert not loose, f"{name} requires {loose}, expected {bound} of each"
         readme = str(metadata.get_payload())
         unnamed = [part.spec.name for part in parts if part.dist == name and part.spec.name not in readme]
         assert len(readme) >= README_LENGTH and not unnamed, f"{name}: its README has no {', '.join(unnamed) or 'text'}"
