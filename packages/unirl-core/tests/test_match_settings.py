@@ -145,6 +145,16 @@ def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
         ("advantage", {"keep_worst": 9}, "advantage.keep_worst: got keep_worst 9, expected at most 8"),
         (
             "advantage",
+            {"positive_factor": "scores"},
+            "advantage.positive_factor: got 'scores'; the rewards of stage 'image' are score; did you mean 'score'?",
+        ),
+        (
+            "advantage",
+            {"positive_factor": "score"},
+            "advantage.positive_factor: got 'score', whose scores may be negative (from -inf) and would turn",
+        ),
+        (
+            "advantage",
             {"spread_penalty": 0.5},
             "advantage.spread_penalty: got 0.5, which takes two rewards with a weight, and there is 1. Add another",
         ),
@@ -174,7 +184,11 @@ def test_updates_are_counted_in_the_samples_that_are_kept() -> None:
     assert "prompts_per_step 16 x 2 samples of each" in result
 
 
-@pytest.mark.parametrize("options", [{"values": "win-rate"}, {"keep_best": 2}, {"spread_penalty": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"values": "win-rate"}, {"keep_best": 2}, {"spread_penalty": 0.5}, {"positive_factor": "score"}],
+    ids=str,
+)
 def test_settings_of_comparisons_are_refused_where_nothing_is_compared(options: dict[str, Any]) -> None:
     alone = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, reward="none"))
     plan = make_plan(algorithm=alone, rewards={})

@@ -10,6 +10,7 @@ import pytest
 from toy_specs import ALGORITHM, ENGINE, REWARD, Algorithm, having, make_plan, refusals
 from unirl.core.match.match import match
 from unirl.core.specs.capability import Cap, Needs
+from unirl.core.specs.part_config import GateConfig
 from unirl.core.specs.plan import Plan
 
 KEY = "algorithm.step_rewards"
@@ -54,6 +55,10 @@ def test_a_group_reward_that_is_only_watched_does_not_matter() -> None:
     both = dataclasses.replace(plan, rewards={**plan.rewards, "watched": watched})
     both = both.with_stages(lambda stage: dataclasses.replace(stage, rewards=("score", "watched")))
     assert not any(reason.key == KEY for reason in match(both).reasons)
+    score = plan.rewards["score"]
+    gated = dataclasses.replace(score, config=dataclasses.replace(score.config, gate=GateConfig("watched", 0.5)))
+    both = dataclasses.replace(both, rewards={"score": gated, "watched": watched})
+    assert any(reason.key == KEY for reason in match(both).reasons), "as a gate it counts"
 
 
 def test_several_stages_are_refused() -> None:

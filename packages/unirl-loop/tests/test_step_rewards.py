@@ -12,6 +12,7 @@ from plans import changed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.capability import Needs
 from unirl.core.specs.config import ScoutsConfig
+from unirl.core.specs.part_config import RewardConfig
 from unirl.core.specs.plan import Plan
 from unirl.core.specs.spec import AlgorithmSpec
 from unirl.core.types.inputs import Inputs
@@ -130,6 +131,25 @@ def test_scouts_choose_the_samples_whose_steps_get_rewards() -> None:
     assert [request.num_rows for request in engine.requests] == [6, 8, 4]
     assert track.sample_ids == ("r0/p0/0", "r0/p0/2", "r0/p1/0", "r0/p1/2")
     assert track.latent.step_rewards["light"].tolist() == [[0, 0], [0, 2]] * 2
+
+
+def test_rewards_of_weight_0_score_the_samples_that_train_alone() -> None:
+    class Watching(ByName):
+        seen: tuple[str, ...] = ()
+
+        def score(self, samples: ScoreInput) -> Scores:
+            self.seen += samples.sample_ids
+            return super().score(samples)
+
+    watched, base, backend = Watching(), toy(), ToyBackend()
+    watches = dataclasses.replace(base.rewards["light"], config=RewardConfig(weight=0.0))
+    seen = dataclasses.replace(base, rewards={**base.rewards, "seen": watches})
+    seen = seen.with_stages(lambda stage: dataclasses.replace(stage, rewards=("light", "seen")))
+    (step,) = run(scored(backend=backend, rewards={"light": ByName(), "seen": watched}, engine=Echoing()), seen).steps
+    assert watched.seen == tuple(f"r0/{name}" for name in SCORES)
+    (track,) = backend.trained
+    assert track.latent.step_rewards.keys() == {"light"} and track.latent.step_rewards["light"].tolist() == GAINS
+    assert step.data["metrics"]["reward/seen"] == 21 / 4
 
 
 def test_pieces_of_a_rollout_give_the_same() -> None:

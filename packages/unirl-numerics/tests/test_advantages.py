@@ -173,6 +173,15 @@ def test_a_combined_group_is_without_spread_when_every_part_is():
         assert result.values[:2].tolist() == [0.0, 0.0]
 
 
+def test_a_part_of_weight_0_gives_no_group_a_spread():
+    parts = {"a": torch.tensor([1.0, 1, 1, 2]), "seen": torch.tensor([5.0, 6, 3, 4])}
+    groups = ["x", "x", "y", "y"]
+    for mode in ("sum-then-normalize", "normalize-then-sum", "normalize-sum-normalize"):
+        result = combine_rewards(parts, weights={"a": 1.0, "seen": 0.0}, group_ids=groups, mode=mode)
+        assert result.num_zero_spread_groups == 1
+        assert result.values[:2].tolist() == [0.0, 0.0]
+
+
 def test_one_reward_of_weight_1_is_that_reward():
     rewards = torch.tensor([2.0, 4, 6, 9])
     for mode in ("sum-then-normalize", "normalize-then-sum"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from unirl.core.specs.config import AdvantageConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Status, Track
 from unirl.numerics.train.track_advantages import track_advantages
+
+NONE = float("nan")
 
 
 def a_track(rewards: Sequence[float], groups: Sequence[str], *, weights: Sequence[float] | None = None) -> Track:
@@ -108,6 +111,25 @@ def test_failed_samples_are_not_chosen_and_a_rollout_of_them_is_left_as_it_is() 
     assert result.sample_ids == ("a/1", "a/2"), "fewer than asked for, and none of a group that failed"
     failed, numbers = kept(a_track(rewards, groups, weights=[0.0] * 5), keep_best=1)
     assert failed.num_rows == 5 and numbers["samples_kept"] == 0
+
+
+def test_positive_advantages_are_multiplied_by_the_scores_of_a_reward() -> None:
+    """Centred rewards [-2, -1, 0, 1, 2]; equation 8 of GARDO leaves those up to 0 as they are, and clips come after."""
+    factors = torch.tensor([0.5, 9.0, 9.0, 0.25, 4.0])
+    track = a_track([0.0, 1.0, 2.0, 3.0, 4.0], ["g"] * 5)
+    track = dataclasses.replace(track, reward_parts={**track.reward_parts, "far": factors})
+    options = {"normalize": False, "positive_factor": "far"}
+    for clip, last in ((None, 8.0), (5.0, 5.0)):
+        result, numbers = kept(track, clip=clip, **options)
+        assert result.advantages is not None and result.advantages.tolist() == [-2, -1, 0, 0.25, last]
+        assert numbers["positive_factor_mean"] == (0.25 + 4) / 2
+    best, _ = kept(
+        dataclasses.replace(track, reward_parts={**track.reward_parts, "far": 1 / factors}), keep_best=1, **options
+    )
+    assert best.sample_ids == ("g/3",), "1 x 4 is more than 2 / 4"
+    unknown = torch.tensor([1.0, 1.0, 1.0, 1.0, NONE])
+    result, _ = kept(dataclasses.replace(track, reward_parts={**track.reward_parts, "far": unknown}), **options)
+    assert result.advantages is not None and result.advantages.tolist() == [-2, -1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("values", ["win-rate", "normal-scores"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -75,6 +77,12 @@ def test_steps_that_are_not_trained_on_take_part_in_the_comparison_alone() -> No
     result = step_advantages(a_track(train_steps=[[5], [2], [-1], [2], [5]]), PLAIN, reward_weights=WEIGHTS)
     expected = [every[0, 1], every[1, 0], 0.0, every[3, 0], every[4, 1]]
     assert result.squeeze(1).tolist() == [float(value) for value in expected]
+
+
+def test_a_reward_of_weight_0_needs_no_gains() -> None:
+    scheduled = dataclasses.replace(a_track(), reward_weights={**WEIGHTS, "seen": 0.0})
+    result = step_advantages(scheduled, PLAIN, reward_weights={**WEIGHTS, "seen": 3.0})
+    assert torch.equal(result, step_advantages(a_track(), PLAIN, reward_weights=WEIGHTS))
 
 
 def test_a_reward_without_gains_is_named() -> None:

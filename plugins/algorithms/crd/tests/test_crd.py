@@ -137,6 +137,10 @@ def test_a_group_of_equal_rewards_or_of_one_gives_no_gradient_and_no_nan(rewards
             "data.samples_per_prompt: got 1, expected 2 or more: algorithm 'crd' compares samples",
         ),
         (["train.micro_batch_size=8"], "train.micro_batch_size: got 8, expected 0 or at least 12: algorithm 'crd'"),
+        (
+            ["advantage.positive_factor=shapes"],
+            "advantage.positive_factor: got 'shapes', expected none: algorithm 'crd'",
+        ),
     ],
 )
 def test_settings_that_have_no_meaning_here_are_refused(overrides: list[str], says: str) -> None:

@@ -153,6 +153,10 @@ def test_samples_of_two_prompts_are_refused_as_a_group() -> None:
             "data.samples_per_prompt: got 1, expected 2 or more: algorithm 'dgpo' compares samples",
         ),
         (["train.micro_batch_size=8"], "train.micro_batch_size: got 8, expected 0 or at least 12: algorithm 'dgpo'"),
+        (
+            ["advantage.positive_factor=shapes"],
+            "advantage.positive_factor: got 'shapes', expected none: algorithm 'dgpo'",
+        ),
         (["algorithm.point_range=[0.5,0.5]"], "algorithm.point_range: got [0.5, 0.5], expected two rising"),
     ],
 )

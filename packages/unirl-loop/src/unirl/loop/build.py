@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from unirl.core.errors import PlanRejected, RunFailed, UniRLError
+from unirl.core.match.composition import weighted_rewards
 from unirl.core.match.mismatch_bounds import train_settings
 from unirl.core.roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate, diffusion_model
 from unirl.core.roles.environment import RETURN
@@ -296,12 +297,7 @@ def _backpropagated(plan: Plan, stage: Stage) -> list[str]:
     """Keys of the rewards whose gradient the loss of a stage takes, and of their gates."""
     if stage.needs.reward != "differentiable":
         return []
-    keys = [key for key in stage.rewards if plan.rewards[key].config.weight]
-    for key in keys:
-        gate = plan.rewards[key].config.gate.reward
-        if gate and gate not in keys:
-            keys.append(gate)
-    return keys
+    return weighted_rewards(plan.rewards, {key: plan.rewards[key].config.weight for key in stage.rewards})
 
 
 def gradient_score(plan: Plan, stage: Stage, rewards: Mapping[str, Reward] | None) -> MediaScore | None:

@@ -18,6 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from unirl.core.match.composition import weighted_rewards
 from unirl.core.types.data import Prompt
 from unirl.core.types.rollout import Rollout
 from unirl.core.types.track import Track
@@ -231,7 +232,7 @@ class GroupQueue:
         draw, plan = partial(self._drawn, step, versions, phases, prompts), self.plan
         if not plan.data.scouts.samples_per_prompt:
             return self._exact(draw)
-        scouts = draw(scout_requests)
+        scouts = draw(scout_requests, is_trained=False)
         track, seconds = scouts.tracks[plan.only.name], (scouts.generate_s, scouts.score_s)
         chosen, rewards = chosen_by(track, count=plan.only.samples), known_rewards(track)
         # Their images need not stay in memory beside those of the exact samples.
@@ -245,7 +246,7 @@ class GroupQueue:
         if not stage.needs.step_rewards:
             return draw(exact)
         # First: workers keep the latents of the newest samples alone.
-        expected = draw(lambda *given, **named: expectation_requests(exact(*given, **named)))
+        expected = draw(lambda *given, **named: expectation_requests(exact(*given, **named)), is_trained=False)
         seconds = expected.generate_s, expected.score_s
         scored = replace(expected.tracks[stage.name], media=None, segment=None, conditions={})
         del expected
@@ -260,12 +261,17 @@ class GroupQueue:
         phases: Phases,
         prompts: Sequence[Prompt],
         requests_of: Callable[..., dict[str, Request]],
+        *,
+        is_trained: bool = True,
     ) -> ScoredGroups:
         """Every sample that is requested of these prompts, scored, with credit.
 
-        requests_of: `step_requests`, or a function that is called like it.
+        requests_of: `step_requests`, or a function that is called like it.  is_trained: whether the samples are trained
+        on; others are scored by the rewards that count.
         """
         plan, size = self.plan, self.plan.run.reward_overlap_groups or len(prompts)
+        weights = reward_weights(plan, step=step)
+        rewards = list(self.parts.rewards) if is_trained else weighted_rewards(plan.rewards, weights)
         pieces = list[dict[str, Track]]()
         scores = list[dict[str, Future[_Scores]]]()
         ends = list[float]()
@@ -292,7 +298,7 @@ class GroupQueue:
                 self._check_over()
                 most_unscored = max(most_unscored, 1 + _num_unscored(scores))
                 with phases("score"):
-                    scores.append({name: self._submit(name, pieces[-1]) for name in self.parts.rewards})
+                    scores.append({name: self._submit(name, pieces[-1]) for name in rewards})
             with phases("score"):
                 self._wait(scores, leaving=0)
         except Exception:
@@ -300,13 +306,12 @@ class GroupQueue:
             _raise_failure(scores)
             raise
         result = [{name: future.result() for name, future in each.items()} for each in scores]
-        weights = reward_weights(plan, step=step)
         tracks = {
             stage.name: _concat(
                 [
                     combined(
                         piece[stage.name],
-                        {name: each[name].by_track[stage.name] for name in stage.rewards},
+                        {name: each[name].by_track[stage.name] for name in stage.rewards if name in each},
                         weights,
                         plan.rewards,
                     )
@@ -315,7 +320,7 @@ class GroupQueue:
             )
             for stage in plan.stages
         }
-        busy = {name: sum(each[name].busy_s for each in result) for name in self.parts.rewards}
+        busy = {name: sum(each[name].busy_s for each in result) for name in rewards}
         latencies = tuple(
             max((one.ended for one in each.values()), default=end) - end for each, end in zip(result, ends, strict=True)
         )

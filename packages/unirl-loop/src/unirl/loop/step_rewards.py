@@ -68,7 +68,7 @@ def with_step_rewards(track: Track, expected: Track) -> Track:
     )
     gains = {
         name: torch.cat([expected.reward_parts[name][rows], track.reward_parts[name][:, None]], dim=1).diff(dim=1)
-        for name in track.reward_weights
+        for name in expected.reward_weights
     }
     counts = (expected.sample_weights[rows] > 0).all(dim=1).to(track.sample_weights)
     return dataclasses.replace(

@@ -74,7 +74,8 @@ def unguided(stage: Stage | None) -> Iterator[Reason]:
 
 
 def split_groups(plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-    """Reasons against settings that split a group, or leave nothing to compare in it."""
+    """Reasons against settings that split a group, or leave nothing to compare in it, and against advantages that do
+    not sum to 0 in it."""
     if plan is None or stage is None:
         return
     name = "the algorithm" if stage.algorithm is None else f"algorithm {stage.algorithm.name!r}"
@@ -85,6 +86,11 @@ def split_groups(plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         yield Reason(
             key="data.samples_per_prompt",
             text=f"got {stage.samples}, expected 2 or more: {name} compares samples of the same prompt.",
+        )
+    if factor := stage.advantage.positive_factor:
+        yield Reason(
+            key="advantage.positive_factor",
+            text=f"got {factor!r}, expected none: {name} needs advantages that sum to 0 over the samples of a prompt.",
         )
     if 0 < limit < size:
         yield Reason(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,10 +12,10 @@ from ..specs.spec import RESERVED_PARTS
 
 if TYPE_CHECKING:
     from ..specs.part_config import RewardConfig
-    from ..specs.plan import Choice, Plan
+    from ..specs.plan import Choice, Plan, RewardChoices
     from ..specs.spec import RewardSpec
 
-__all__ = ["composition", "counted_range", "without_rewards"]
+__all__ = ["composition", "counted_range", "weighted_rewards", "without_rewards"]
 
 PAIRS = [[step, factor] for step in (int, float) for factor in (int, float)]
 
@@ -24,6 +24,16 @@ def counted_range(choice: Choice[RewardSpec, RewardConfig]) -> tuple[float, floa
     """The lowest and the highest score of a reward that can count."""
     low, high = choice.config.clip or choice.spec.range
     return low, high
+
+
+def weighted_rewards(rewards: RewardChoices, weights: Mapping[str, float]) -> list[str]:
+    """Keys of the rewards with a weight, and of those that gate them."""
+    keys = [key for key, weight in weights.items() if weight]
+    for key in keys:
+        gate = rewards[key].config.gate.reward
+        if gate in rewards and gate not in keys:
+            keys.append(gate)
+    return keys
 
 
 def composition(plan: Plan) -> Iterator[Reason]:

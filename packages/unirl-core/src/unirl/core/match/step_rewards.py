@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..limits import Reason
 from ..specs.capability import Cap
+from .composition import weighted_rewards
 from .wording import lacks
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ def _of_stage(plan: Plan, stage: Stage) -> Iterator[Reason]:
     if len(plan.stages) > 1:
         names = ", ".join(each.name for each in plan.stages)
         yield Reason(key=key, text=f"got true, expected false in a recipe of several stages ({names}).")
-    for name in stage.rewards:
+    for name in weighted_rewards(plan.rewards, {name: plan.rewards[name].config.weight for name in stage.rewards}):
         reward = plan.rewards[name]
-        if reward.config.weight and Cap.REWARD_SAMPLE not in reward.spec.capabilities:
+        if Cap.REWARD_SAMPLE not in reward.spec.capabilities:
             yield Reason(
                 key=key,
                 text=f"got true, but reward {reward.name!r} (reward.{name}) scores the samples of a group against each "

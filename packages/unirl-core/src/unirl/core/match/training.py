@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ..limits import Reason
+from ..names import did_you_mean
 from ..specs.capability import Cap
 from ..types.sampling import LatentSamplingConfig
+from .composition import counted_range
 from .wording import lacks
 
 if TYPE_CHECKING:
@@ -65,9 +67,9 @@ def _comparison(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[
             text=f"got 'normalize-sum-normalize', but {at('advantage')}.normalize is false. Set it to true, or use "
             "normalize-then-sum, which then adds centred rewards.",
         )
-    for name in ("values", "keep_best", "keep_worst", "spread_penalty"):
+    for name in ("values", "keep_best", "keep_worst", "spread_penalty", "positive_factor"):
         value = getattr(own, name)
-        if value not in ("scores", 0) and not compares:
+        if value not in ("scores", 0, "") and not compares:
             assert stage.algorithm is not None
             yield Reason(
                 key=f"{at('advantage')}.{name}",
@@ -84,12 +86,28 @@ def _comparison(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[
                 text=f"got {own.spread_penalty:g}, which takes two rewards with a weight, and there is "
                 f"{count or 'none'}. Add another, or leave it out.",
             )
+    if own.positive_factor and compares:
+        yield from _factor(plan, stage, f"{at('advantage')}.positive_factor")
     if own.keep_best + own.keep_worst > compared:
         names = [name for name in ("keep_best", "keep_worst") if getattr(own, name)]
         yield Reason(
             key=f"{at('advantage')}.{names[0]}",
             text=f"got {' + '.join(f'{name} {getattr(own, name)}' for name in names)}, expected at most {compared}, "
             f"the samples of a group. Use fewer, or raise {samples}.",
+        )
+
+
+def _factor(plan: Plan, stage: Stage, key: str) -> Iterator[Reason]:
+    name = stage.advantage.positive_factor
+    if name not in stage.rewards:
+        known = ", ".join(stage.rewards) or "none"
+        text = f"got {name!r}; the rewards of stage {stage.name!r} are {known}{did_you_mean(name, stage.rewards)}"
+        yield Reason(key=key, text=text)
+    elif (lowest := counted_range(plan.rewards[name])[0]) < 0:
+        yield Reason(
+            key=key,
+            text=f"got {name!r}, whose scores may be negative (from {lowest:g}) and would turn advantages around; "
+            f"expected a reward of 0 or more, such as a distance. reward.{name}.clip bounds one.",
         )
 
 

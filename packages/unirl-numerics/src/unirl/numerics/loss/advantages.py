@@ -105,7 +105,7 @@ def combine_rewards(
     spread_penalty: times how far the parts of a sample are apart, see `_spread`, subtracted from what is added: scores,
     or advantages, of which it is centred as they are (Coste et al., arXiv 2310.02743, with the standard deviation in
     place of the variance).  shaping: names of terms that are not rewards and do not count in it.
-    A group counts as zero-spread when every part is constant in it.
+    A group counts as zero-spread when every part with a weight is constant in it.
 
     Raises ValueError for names that do not match, for a weight that is not finite, for a penalty below 0 or NaN, and as
     `advantages` does, naming the part as well.
@@ -155,7 +155,10 @@ def combine_rewards(
             combined = combined - normalized(penalty(each), normalize=False)
     else:
         raise ValueError(f"combine_rewards: mode '{mode}' is not known; known are {', '.join(get_args(Mode))}.")
-    is_constant = np.all([batch.is_constant(part) for part in scored.values()], axis=0)
+    is_constant = np.ones(len(batch.sizes), dtype=np.bool_)
+    for name, part in scored.items():
+        if weights[name]:
+            is_constant &= batch.is_constant(part)
     if mode == "normalize-sum-normalize":
         combined = _normalized(
             combined, batch, scope="global", center="global", ddof=ddof, eps=eps, normalize=True, leave_one_out=False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -37,8 +37,9 @@ def track_advantages(
 ) -> tuple[Track, dict[str, float]]:
     """The track with its advantages [N], and numbers for the log.
 
-    With `keep_best` or `keep_worst` it has only these samples of each group, in their order, with the advantages that
-    they have among all; rows of weight 0 are dropped as well.
+    With `positive_factor` those above 0 are multiplied by the scores of that reward. With `keep_best` or `keep_worst`
+    it has only these samples of each group, in their order, with the advantages that they have among all; rows of
+    weight 0 are dropped as well.
 
     reward_weights: factor of each of the track's `reward_parts` that counts, where the track itself has none.
     shaping: name -> [N], terms that the algorithm adds to the reward, such as an overlong penalty; each counts as
@@ -111,11 +112,13 @@ def step_advantages(track: Track, config: AdvantageConfig, *, reward_weights: Ma
     """[N, R] fp32 on the CPU, R as the segment's scored steps: what each step gained, compared with what the same step
     gained in the other samples; 0 in empty slots.
 
-    Raises BatchError for a track without `LatentSegment.step_rewards`.
+    Raises BatchError for a track without `LatentSegment.step_rewards` of a reward that has a weight.
     Source: DenseGRPO, arXiv 2601.20218, equation 10.
     """
     segment = track.latent
-    if missing := sorted(set(reward_weights) - set(segment.step_rewards)):
+    # Those of weight 0 do not score the samples that are expected.
+    weights = {name: weight for name, weight in reward_weights.items() if track.reward_weights.get(name, weight)}
+    if missing := sorted(set(weights) - set(segment.step_rewards)):
         raise BatchError(
             f"Track {track.name!r}: it has no rewards of steps ({', '.join(missing)}); the loop adds them for an "
             "algorithm whose `Needs.step_rewards` is true."
@@ -125,9 +128,9 @@ def step_advantages(track: Track, config: AdvantageConfig, *, reward_weights: Ma
     columns = [
         compared(
             track,
-            {name: segment.step_rewards[name][:, place] for name in reward_weights},
+            {name: segment.step_rewards[name][:, place] for name in weights},
             config,
-            reward_weights=reward_weights,
+            reward_weights=weights,
             is_live=counts & (steps[:, place] >= 0),
         )
         for place in range(steps.shape[1])
@@ -137,28 +140,43 @@ def step_advantages(track: Track, config: AdvantageConfig, *, reward_weights: Ma
 
 
 def whole_groups(config: AdvantageConfig) -> AdvantageConfig:
-    """The settings without selection and clip, for an algorithm that makes something of the advantages of all samples
-    of a group, such as a ranking, before `chosen_and_clipped`."""
-    return dataclasses.replace(config, keep_best=0, keep_worst=0, clip=None)
+    """The settings without factor, selection and clip, for an algorithm that makes something of the advantages of all
+    samples of a group, such as a ranking, before `chosen_and_clipped`."""
+    return dataclasses.replace(config, positive_factor="", keep_best=0, keep_worst=0, clip=None)
 
 
 def chosen_and_clipped(track: Track, config: AdvantageConfig) -> tuple[Track, dict[str, float]]:
     """The samples that `keep_best` and `keep_worst` choose, in their order, with clipped advantages; and numbers for
-    the log, of all samples. Advantages of steps are clipped as those of samples are."""
+    the log, of all samples. Advantages of steps are clipped as those of samples are, and multiplied by
+    `positive_factor` before, where they are positive (GARDO, arXiv 2512.24138, equation 8)."""
     assert track.advantages is not None
-    numbers = {"advantage_abs_mean": float(_clipped(track.advantages, config).abs().mean())}
+    numbers = dict[str, float]()
+    if config.positive_factor:
+        factor = track.reward_parts[config.positive_factor].nan_to_num(nan=0.0)
+        if bool((positive := track.advantages > 0).any()):
+            numbers["positive_factor_mean"] = float(factor[positive.to(factor.device)].mean())
+        track = _changed(track, lambda values: torch.where(values > 0, values * _by_row(factor, values), values))
+        assert track.advantages is not None
+    numbers["advantage_abs_mean"] = float(_clipped(track.advantages, config).abs().mean())
     if config.keep_best + config.keep_worst:
         chosen = best_and_worst(track, best=config.keep_best, worst=config.keep_worst)
         numbers["samples_kept"] = float(len(chosen))
         # Rows of weight 0 take no step, and a track without rows could not be trained on.
         track = track.select(chosen) if chosen else track
+    return _changed(track, lambda values: _clipped(values, config)), numbers
+
+
+def _changed(track: Track, change: Callable[[Tensor], Tensor]) -> Track:
+    """The track with other advantages, of samples [N] and of steps [N, R]."""
     assert track.advantages is not None
-    track = dataclasses.replace(track, advantages=_clipped(track.advantages, config))
-    segment = track.segment
+    track, segment = dataclasses.replace(track, advantages=change(track.advantages)), track.segment
     if isinstance(segment, LatentSegment) and segment.advantages is not None:
-        segment = dataclasses.replace(segment, advantages=_clipped(segment.advantages, config))
-        track = dataclasses.replace(track, segment=segment)
-    return track, numbers
+        track = dataclasses.replace(track, segment=dataclasses.replace(segment, advantages=change(segment.advantages)))
+    return track
+
+
+def _by_row(factor: Tensor, values: Tensor) -> Tensor:
+    return factor.to(values).view(-1, *(1,) * (values.ndim - 1))
 
 
 def _clipped(advantages: Tensor, config: AdvantageConfig) -> Tensor:
