@@ -151,7 +151,7 @@ def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
         (
             "advantage",
             {"positive_factor": "score"},
-            "advantage.positive_factor: got 'score', whose scores may be negative (from -inf) and would turn",
+            "advantage.positive_factor: got 'score', whose scores can be negative (lowest -inf), which would",
         ),
         (
             "advantage",

@@ -11,7 +11,7 @@ from unirl.core.errors import BatchError
 from unirl.core.specs.config import AdvantageConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
-from unirl.numerics.train.track_advantages import step_advantages
+from unirl.numerics.train.track_advantages import chosen_and_clipped, step_advantages
 
 GROUPS = ("a", "a", "a", "b", "b")
 ONE = ((1.0, 0.0), (3.0, -1.0), (2.0, 4.0), (0.0, 2.0), (6.0, 1.0))
@@ -83,6 +83,16 @@ def test_a_reward_of_weight_0_needs_no_gains() -> None:
     scheduled = dataclasses.replace(a_track(), reward_weights={**WEIGHTS, "seen": 0.0})
     result = step_advantages(scheduled, PLAIN, reward_weights={**WEIGHTS, "seen": 3.0})
     assert torch.equal(result, step_advantages(a_track(), PLAIN, reward_weights=WEIGHTS))
+
+
+def test_a_factor_multiplies_the_positive_advantages_of_steps() -> None:
+    steps, factors = torch.tensor(ONE), torch.tensor([0.5, 2.0, 4.0, 3.0, 0.25])
+    track = dataclasses.replace(a_track(), advantages=steps[:, 0], reward_parts={"far": factors})
+    track = dataclasses.replace(track, segment=dataclasses.replace(track.latent, advantages=steps))
+    result, _ = chosen_and_clipped(track, dataclasses.replace(PLAIN, positive_factor="far"))
+    assert result.advantages is not None and result.advantages.tolist() == [0.5, 6, 8, 0, 1.5]
+    by_step = result.latent.advantages
+    assert by_step is not None and by_step.tolist() == [[0.5, 0], [6, -1], [8, 16], [0, 6], [1.5, 0.25]]
 
 
 def test_a_reward_without_gains_is_named() -> None:

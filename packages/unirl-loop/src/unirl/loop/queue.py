@@ -267,7 +267,7 @@ class GroupQueue:
         """Every sample that is requested of these prompts, scored, with credit.
 
         requests_of: `step_requests`, or a function that is called like it.  is_trained: whether the samples are trained
-        on; others are scored by the rewards that count.
+        on; others are scored only by rewards with a weight, and by their gates.
         """
         plan, size = self.plan, self.plan.run.reward_overlap_groups or len(prompts)
         weights = reward_weights(plan, step=step)

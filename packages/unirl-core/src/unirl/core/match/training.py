@@ -106,8 +106,9 @@ def _factor(plan: Plan, stage: Stage, key: str) -> Iterator[Reason]:
     elif (lowest := counted_range(plan.rewards[name])[0]) < 0:
         yield Reason(
             key=key,
-            text=f"got {name!r}, whose scores may be negative (from {lowest:g}) and would turn advantages around; "
-            f"expected a reward of 0 or more, such as a distance. reward.{name}.clip bounds one.",
+            text=f"got {name!r}, whose scores can be negative (lowest {lowest:g}), which would flip the sign of "
+            f"advantages; expected a reward with scores of 0 or more, such as a distance. Use another one, or set "
+            f"reward.{name}.clip.",
         )
 
 

@@ -162,8 +162,9 @@ class AdvantageConfig:
     """Subtract this times the spread of the rewards of a sample, their weighted standard deviation, before advantages
     or from them as `combine` says: what the rewards of an ensemble disagree on earns less."""
     positive_factor: str = ""
-    """Key of a reward, under `reward`, whose scores multiply the positive advantages: what is good and, by that reward,
-    unlike the other samples of its prompt gains more (GARDO). A sample without such a score counts as 0."""
+    """Key of a reward, under `reward`, whose scores multiply the positive advantages. With a distance to the other
+    samples of the prompt, good samples that differ from them gain more (GARDO). Without a score, a positive advantage
+    becomes 0."""
     constant_reward: str = one_of("skip", "fail", default="skip")
     """When all samples of a step get the same reward: `skip` the update and report it, or `fail`."""
 

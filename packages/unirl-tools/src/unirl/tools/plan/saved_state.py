@@ -16,7 +16,7 @@ SAVED_TENSOR = 1850
 
 @dataclass(frozen=True, kw_only=True)
 class SavedState:
-    """What a model that trains saves: its trained weights, their averages and moments, and its critic or fake score.
+    """Saved state of a model: trained weights, their averages, optimizer moments, and its critic or fake score.
 
     The reference policy is that of the base and is not saved.
     """
@@ -34,12 +34,12 @@ class SavedState:
 
     @property
     def staged_bytes(self) -> float:
-        """Of each train process, as `run.save_async` copies them."""
+        """Bytes that `run.save_async` copies in each train process."""
         return (self._policy_bytes + self._auxiliary_bytes) / self.shards
 
     @property
     def checkpoint_bytes(self) -> int:
-        """All files of a checkpoint; besides what is staged, a step count and the headers of each tensor."""
+        """Bytes of a checkpoint of all ranks: the staged tensors, and a step count and headers for each."""
         tensors, others = self.tensors, self.auxiliary_tensors if self.auxiliary else 0
         # The shards of a tensor are saved one by one; a step count is not sharded.
         saved = tensors * ((self._copies + 2) * self.shards + 1) + others * (3 * self.shards + 1)

@@ -1,4 +1,4 @@
-"""What a worker builds of a plan."""
+"""The part of a plan that a worker builds."""
 
 from __future__ import annotations
 
