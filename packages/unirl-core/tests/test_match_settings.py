@@ -56,12 +56,24 @@ from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig, Text
             "sampling.sde.last: the range 0.01 to 0.05 of 10 steps",
         ),
         ({"sde": SdeStepsConfig(mode="random", count=1, per_group=True)}, "engine: sampling.sde.per_group needs"),
+        *(
+            ({"sde": SdeStepsConfig(min_noise_std=0.5, **sde)}, "sampling.sde.min_noise_std: got 0.5, which needs one")
+            for sde in (
+                *({"mode": "all"}, {"mode": "fraction", "last": 0.5}, {"mode": "window", "window": 2}),
+                *({"mode": "fixed", "steps": [1, 2]}, {"mode": "random", "count": 1, "per_group": True}),
+            )
+        ),
     ],
 )
 def test_sampling_that_cannot_work_is_refused(changes: dict[str, Any], says: str) -> None:
     result = refusals(make_plan(sampling=LatentSamplingConfig(**changes)))
     assert len(result) >= 1
     assert any(line.startswith(says) for line in result), result
+
+
+@pytest.mark.parametrize("mode", [{"mode": "window", "window": 1}, {"mode": "fixed", "steps": [3]}])
+def test_a_shared_stochastic_step_may_need_noise(mode: dict[str, Any]) -> None:
+    assert refusals(make_plan(sampling=LatentSamplingConfig(sde=SdeStepsConfig(min_noise_std=0.5, **mode)))) == []
 
 
 def test_latents_in_16_bits_are_refused_where_nothing_rounds_them() -> None:

@@ -63,6 +63,10 @@ class SdeStepsConfig:
     train_fraction: float = limit(1.0, above=0, most=1)
     """Fraction of the stochastic steps that are trained on, rounded down to at least one. Drawn anew for each sample
     and rollout; 1 trains on all of them."""
+    min_noise_std: float = limit(0.0, least=0)
+    """Smallest standard deviation of the noise of the stochastic step (E-GRPO): one with less takes the steps after it
+    into itself until it has as much, so the samples take fewer steps. Needs one stochastic step that all groups share.
+    0 leaves the schedule alone."""
     branch_steps: list[int] = limit(list[int](), least=0)
     """Stochastic steps at which the samples of a group branch, rising: a tree whose paths share their noise up to
     there. Empty gives each sample its own noise."""
@@ -83,7 +87,7 @@ class SdeStepsConfig:
                 text=f"got the range {self.first} to {self.last}; mode {self.mode!r} takes no range. Use mode "
                 "'fraction'.",
             )
-        pool = int(num_steps * self.last + 1e-9) - int(num_steps * self.first + 1e-9)
+        pool = len(self.pool(num_steps))
         if self.mode in ("fraction", "random", "window") and pool < 1:
             yield Reason(
                 key=".last",
@@ -115,13 +119,27 @@ class SdeStepsConfig:
                 )
         if self.branch_steps:
             yield from self._branch_problems(num_steps)
+        if self.min_noise_std and (self.per_group or self.sde_count != 1):
+            yield Reason(
+                key=".min_noise_std",
+                text=f"got {self.min_noise_std}, which needs one stochastic step that all groups share; set "
+                "mode=window, window=1 and per_group=false.",
+            )
+
+    @property
+    def sde_count(self) -> int | None:
+        """How many steps are stochastic, in a mode where that does not depend on the number of all."""
+        return {"window": self.window, "random": self.count, "fixed": len(self.steps), "none": 0}.get(self.mode)
+
+    def pool(self, num_steps: int) -> range:
+        """The steps that may be stochastic, of `num_steps`, in a mode that takes a range."""
+        return range(int(num_steps * self.first + 1e-9), int(num_steps * self.last + 1e-9))
 
     def known_steps(self, num_steps: int) -> list[int]:
         """The stochastic steps where they are the same in every rollout and group; none where they move."""
         if self.mode == "fixed":
             return sorted(self.steps)
-        pool = range(int(num_steps * self.first + 1e-9), int(num_steps * self.last + 1e-9))
-        return [*pool] if self.mode in ("all", "fraction") else []
+        return [*self.pool(num_steps)] if self.mode in ("all", "fraction") else []
 
     def _branch_problems(self, num_steps: int) -> Iterator[Reason]:
         key, asked, steps = ".branch_steps", self.branch_steps, self.known_steps(num_steps)

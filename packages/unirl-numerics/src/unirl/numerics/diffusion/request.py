@@ -1,4 +1,5 @@
-"""Sampling plan of a latent track: noise ids, SDE steps and those trained on, and digests of the initial noise."""
+"""Sampling plan of a latent track: noise ids, the schedule, SDE steps and those trained on, and digests of the initial
+noise."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from unirl.numerics.diffusion.branching import branch_noise_ids
 from unirl.numerics.diffusion.denoise import all_positions, rounded, storage_dtype
 from unirl.numerics.diffusion.guidance import make_guidance
+from unirl.numerics.diffusion.kernels import make_kernel
+from unirl.numerics.diffusion.merged_steps import merged_steps
 from unirl.numerics.diffusion.sampler import with_every_option
 from unirl.numerics.diffusion.sde_steps import select_sde_steps, select_train_steps
 from unirl.numerics.noise import INITIAL, noise, noise_digest
@@ -32,15 +35,16 @@ def plan_latents(
 ) -> LatentRequest:
     """The parameters of a latent request.  Samples of a group share their SDE steps, and x_T if `same_initial_noise`.
 
-    sigmas: [T+1].  latent_shape: of one sample.  sample_ids, group_ids: [N].
+    sigmas: [T+1], of which those inside a merged step are left out (`sde.min_noise_std`).
+    latent_shape: of one sample.  sample_ids, group_ids: [N].
     trajectory: the latents that come back, as `unirl.core.specs.capability.Needs` has it: the clean ones alone, also
     those around the SDE steps, which are then scored, or all of them.
     Digests of two rows' x_T are sent along, to detect an engine with other initial noise: those of the first row and of
     another one, chosen anew in every rollout, which detects equal noise in all rows. More digests would have the caller
     generate all the noise a second time.
 
-    Raises ValueError for SDE steps outside the schedule, for groups that do not fill the tree of `sde.branch_steps`,
-    and for unknown options of the kernel or the guidance.
+    Raises ValueError for SDE steps outside the schedule or with too little noise, for groups that do not fill the tree
+    of `sde.branch_steps`, and for unknown options of the kernel or the guidance.
     """
     noise_ids = tuple(group_ids if sampling.same_initial_noise else sample_ids)
     digests = [""] * len(noise_ids)
@@ -51,6 +55,8 @@ def plan_latents(
     steps = sde_steps_of(
         sampling.sde, num_steps=int(sigmas.shape[0]) - 1, rollout=rollout, group_ids=group_ids, seed=seed
     )
+    if sampling.sde.min_noise_std and noise_ids:
+        sigmas = _merged(sampling, sigmas=sigmas, step=int(steps[0, 0]))
     trained = None if trajectory != "none" else steps[:, :0]
     if trajectory != "none" and sampling.sde.train_fraction != 1:
         fraction = float(sampling.sde.train_fraction)
@@ -81,6 +87,14 @@ def plan_latents(
         step_noise_ids=keys,
         keep=kept if trajectory == "full" else kept[:, :0],
     )
+
+
+def _merged(sampling: LatentSamplingConfig, *, sigmas: Tensor, step: int) -> Tensor:
+    """The schedule with its stochastic step merged with the ones after it. The other steps that a later rollout may
+    draw are tried, too, so that one that cannot have the noise fails the first step of a run."""
+    kernel, sde = make_kernel(sampling.kernel, eta=sampling.eta, **sampling.kernel_options), sampling.sde
+    possible = [step] if sde.mode == "fixed" else sde.pool(int(sigmas.shape[0]) - 1)
+    return {each: merged_steps(kernel, sigmas, step=each, std=sde.min_noise_std) for each in possible}[step]
 
 
 def sde_steps_of(sde: SdeStepsConfig, *, num_steps: int, rollout: int, group_ids: Sequence[str], seed: int) -> Tensor:

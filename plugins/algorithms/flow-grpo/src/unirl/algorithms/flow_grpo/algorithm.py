@@ -61,8 +61,9 @@ class FlowGrpo(StepLosses, AdaptiveKl, Algorithm):
     DanceGRPO (2505.07818) is the kernel `dance-sde`, with noise at all steps but the last and a random share of them
     trained on; Flow-GRPO-Fast and MixGRPO (2507.21802) are windows of SDE steps;
     GRPO-Guard (2510.22319) is `ratio_norm` with `step_weight: inverse-dt`; TempFlow-GRPO (2508.04324) is one SDE step
-    in each trajectory with `step_weight: noise`; Flow-DPPO (2606.11025) is `loss: divergence`; DenseGRPO (2601.20218),
-    without its noise levels by step, is `step_rewards`.
+    in each trajectory with `step_weight: noise`; E-GRPO (2601.00423) is one with `sampling.sde.min_noise_std`;
+    Flow-DPPO (2606.11025) is `loss: divergence`; DenseGRPO (2601.20218), without its noise levels by step, is
+    `step_rewards`.
     """
 
     def __init__(

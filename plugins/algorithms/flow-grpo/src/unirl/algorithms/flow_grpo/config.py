@@ -148,12 +148,11 @@ class TempFlowConfig(FlowGrpoConfig):
         sampling = None if stage is None else stage.sampling
         if not isinstance(sampling, LatentSamplingConfig):
             return
-        sde = sampling.sde
-        count = {"window": sde.window, "random": sde.count, "fixed": len(sde.steps)}.get(sde.mode)
+        sde, count = sampling.sde, sampling.sde.sde_count
         if count != 1:
             yield Reason(
                 key="sampling.sde",
-                text=f"got mode {sde.mode!r}{'' if count is None else f' of {count} steps'}, expected one SDE step for "
+                text=f"got mode {sde.mode!r}{f' of {count} steps' if count else ''}, expected one SDE step for "
                 "each trajectory, where it branches: sampling.sde.mode=window sampling.sde.window=1.",
             )
         if not sampling.same_initial_noise:
