@@ -100,6 +100,7 @@ def test_latents_in_16_bits_are_refused_where_nothing_rounds_them() -> None:
         ({"guidance_mode": "double"}, "eval.sampling.guidance_mode: got 'double'; engine 'inside' supports batched"),
         ({"num_inference_steps": 0}, "eval.sampling.num_inference_steps: got 0, expected 1 to 10000."),
         ({"kernel": "dance-sde"}, "eval.sampling.kernel: got 'dance-sde'; engine 'inside' supports"),
+        ({"eta": 0.5}, "eval.sampling.eta: got 0.5, expected 0: kernel 'euler' is deterministic."),
     ],
 )
 def test_evaluation_is_held_to_what_training_is(changed: dict[str, Any], says: str) -> None:
@@ -110,6 +111,14 @@ def test_evaluation_is_held_to_what_training_is(changed: dict[str, Any], says: s
 def test_what_evaluation_takes_over_from_training_is_refused_once() -> None:
     (result,) = refusals(make_plan(sampling=LatentSamplingConfig(guidance_mode="double")))
     assert result.startswith("sampling.guidance_mode: ")
+
+
+def test_noise_of_a_kernel_that_has_none_is_refused_where_no_algorithm_asks_for_it() -> None:
+    plain = dataclasses.replace(ALGORITHM, needs=Needs(track="latent"))
+    given = LatentSamplingConfig(kernel="euler", eta=0.3, sde=SdeStepsConfig(mode="none"))
+    (result,) = refusals(make_plan(sampling=given, algorithm=plain))
+    assert result.startswith("sampling.eta: got 0.3, expected 0: kernel 'euler' is deterministic.")
+    assert refusals(make_plan(sampling=dataclasses.replace(given, eta=0.0), algorithm=plain)) == []
 
 
 def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
@@ -140,6 +149,11 @@ def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
         ),
         ("train", {"old_log_probs": "engine"}, "engine: train.old_log_probs=engine needs 'log-probs-gaussian'"),
         ("advantage", {"scope": "row"}, "advantage.scope: got 'row', expected one of group, global."),
+        (
+            "advantage",
+            {"center": "global"},
+            "advantage.center: got 'global' with advantage.scope=group: a group of equal rewards would be divided by",
+        ),
         ("advantage", {"ddof": 2}, "advantage.ddof: got 2, expected one of 0, 1."),
         ("advantage", {"values": "elo"}, "advantage.values: got 'elo', expected one of scores, win-rate, normal"),
         ("advantage", {"keep_best": -1}, "advantage.keep_best: got -1, expected 0 to 1000000."),

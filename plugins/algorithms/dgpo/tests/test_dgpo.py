@@ -152,6 +152,10 @@ def test_samples_of_two_prompts_are_refused_as_a_group() -> None:
             ["data.samples_per_prompt=1", "advantage.center=global"],
             "data.samples_per_prompt: got 1, expected 2 or more: algorithm 'dgpo' compares samples",
         ),
+        (
+            ["advantage.keep_worst=1"],
+            "advantage.keep_worst: got 1, which keeps one sample of a group; algorithm 'dgpo'",
+        ),
         (["train.micro_batch_size=8"], "train.micro_batch_size: got 8, expected 0 or at least 12: algorithm 'dgpo'"),
         (
             ["advantage.positive_factor=shapes"],

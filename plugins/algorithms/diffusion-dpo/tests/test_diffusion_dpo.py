@@ -129,8 +129,22 @@ def test_three_sides_and_unequal_prompts_are_refused(units: tuple[str, ...], tex
         make().loss_weights(dataclasses.replace(track, unit_ids=units))
 
 
-def test_a_reference_that_nobody_keeps_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            ["backend.reference_copy=false"],
+            "backend.reference_copy: algorithm 'diffusion-dpo' needs a reference policy",
+        ),
+        (["train.micro_batch_size=1"], "train.micro_batch_size: got 1, expected 0 or at least 2: algorithm"),
+        (["advantage.keep_best=1"], "advantage.keep_best: got 1, which keeps one sample of a group"),
+        (
+            ["data.samples_per_prompt=1", "advantage.center=global", "advantage.scope=global"],
+            "data.samples_per_prompt: got 1, expected 2 or more: algorithm 'diffusion-dpo' compares",
+        ),
+    ],
+)
+def test_settings_that_leave_nothing_to_compare_with_are_refused(overrides: list[str], says: str) -> None:
     catalog = Catalog.discover()
-    plan = compose("quickstart-dpo", ["backend.reference_copy=false"], catalog=catalog)
-    (reason,) = match(plan, catalog=catalog).reasons
-    assert str(reason).startswith("backend.reference_copy: algorithm 'diffusion-dpo' needs a reference policy")
+    (reason,) = match(compose("quickstart-dpo", overrides, catalog=catalog), catalog=catalog).reasons
+    assert str(reason).startswith(says)

@@ -15,6 +15,9 @@ from unirl.algorithms.dpo.config import DpoConfig
 from unirl.algorithms.dpo.reference import loss as reference_loss
 from unirl.conformance.reference import TokenLossInputs
 from unirl.core.errors import BatchError
+from unirl.core.match.match import match
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Track
@@ -134,3 +137,10 @@ def test_three_sides_and_unequal_prompts_are_refused(units: tuple[str, ...], tex
     track = dataclasses.replace(track, unit_ids=units, inputs=Inputs.of_texts(texts))
     with pytest.raises(BatchError, match=says):
         make().loss_weights(track)
+
+
+def test_a_micro_batch_of_one_sample_is_refused() -> None:
+    catalog = Catalog.discover()
+    plan = compose("quickstart-text-dpo", ["train.micro_batch_size=1"], catalog=catalog)
+    (reason,) = match(plan, catalog=catalog).reasons
+    assert str(reason).startswith("train.micro_batch_size: got 1, expected 0 or at least 2: algorithm 'dpo' compares")

@@ -10,7 +10,7 @@ from unirl.backends.fsdp2.config import AverageConfig, CriticConfig, Fsdp2Config
 from unirl.backends.fsdp2.plugin import SPEC
 from unirl.core.limits import broken_limits
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import RunConfig
+from unirl.core.specs.config import EvalConfig, RunConfig
 from unirl.core.specs.memory import Processes
 from unirl.core.specs.part_config import LauncherConfig
 from unirl.core.specs.spec import AlgorithmSpec, ModelSpec
@@ -36,6 +36,7 @@ def plan(
     has_reference_workers=False,
     reads_weights=True,
     processes=None,
+    evaluates="live",
     **of_model,
 ):
     """The parts of a plan and its stage that the check reads."""
@@ -51,7 +52,13 @@ def plan(
         engine=SimpleNamespace(name="e", spec=SimpleNamespace(reads_weights=reads_weights)),
     )
     launcher = None if processes is None else SimpleNamespace(name="l", config=Started(processes))
-    return SimpleNamespace(only=stage, has_reference_workers=has_reference_workers, launcher=launcher, run=RunConfig())
+    return SimpleNamespace(
+        only=stage,
+        has_reference_workers=has_reference_workers,
+        launcher=launcher,
+        run=RunConfig(),
+        eval=EvalConfig(policy=evaluates),
+    )
 
 
 def reasons(plan) -> list[str]:
@@ -113,6 +120,25 @@ def test_a_lagged_policy_that_nobody_keeps_is_refused():
         assert reason.startswith(f"backend.{sampler}.kind: got none, but algorithm 'a' trains on samples from the")
         kept = Fsdp2Config(**{sampler: AverageConfig(kind="constant")})
         assert reasons(plan(kept, needs=needs)) == []
+
+
+def test_a_policy_to_evaluate_that_nobody_keeps_is_refused():
+    constant, full = AverageConfig(kind="constant"), Fsdp2Config(trains="full")
+    for policy in ("ema", "lagged"):
+        (reason,) = reasons(plan(Fsdp2Config(), evaluates=policy))
+        assert reason.startswith(
+            f"eval.policy: got {policy!r}, but the backend does not keep that policy: set backend."
+        )
+        assert f"backend.{policy}.kind=constant" in reason
+        assert reasons(plan(Fsdp2Config(**{policy: constant}), evaluates=policy)) == []
+    for has_workers in (False, True):
+        (reason,) = reasons(plan(full, evaluates="reference", has_reference_workers=has_workers))
+        assert "set backend.reference_copy=true" in reason, "workers answer for training alone"
+    assert reasons(plan(Fsdp2Config(), evaluates="reference")) == [], "the model without its adapter"
+    assert reasons(plan(Fsdp2Config(trains="full", reference_copy=True), evaluates="reference")) == []
+    moving = Fsdp2Config(trains="full", moving_reference=constant)
+    with_kl = {"when": {"kl_coef": Needs(reference="policy")}, "kl_coef": 0.1}
+    assert reasons(plan(moving, evaluates="reference", **with_kl)) == []
 
 
 def test_a_dtype_that_nothing_would_compute_in_is_refused():

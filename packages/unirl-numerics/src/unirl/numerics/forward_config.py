@@ -13,7 +13,7 @@ from unirl.core.types.sampling import LatentSamplingConfig
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["ForwardConfig", "split_groups", "unguided"]
+__all__ = ["ForwardConfig", "unguided"]
 
 
 @dataclass
@@ -30,6 +30,7 @@ class ForwardConfig(PartConfig):
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """An empty range, a reference that lives elsewhere, and sampling that has no meaning for clean latents."""
+        yield from super().problems(plan, stage)
         first, last = self.point_range
         if not first < last:
             yield Reason(key=".point_range", text=f"got [{first:g}, {last:g}], expected two rising quantiles.")
@@ -71,30 +72,3 @@ def unguided(stage: Stage | None) -> Iterator[Reason]:
         text=f"got {getattr(sampling, key)}, expected {expected}: {name} trains the velocity without guidance; its "
         "samples must be made without it too.",
     )
-
-
-def split_groups(plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-    """Reasons against settings that split a group, or leave nothing to compare in it, and against advantages that do
-    not sum to 0 in it."""
-    if plan is None or stage is None:
-        return
-    name = "the algorithm" if stage.algorithm is None else f"algorithm {stage.algorithm.name!r}"
-    compared, kept = plan.rows_compared(stage), stage.advantage.keep_best + stage.advantage.keep_worst
-    size, limit = min(compared, kept) if kept else compared, stage.train.micro_batch_size
-    if size < 2 and stage.advantage.center == "global":
-        # With `center: group` every plan is refused.
-        yield Reason(
-            key="data.samples_per_prompt",
-            text=f"got {stage.samples}, expected 2 or more: {name} compares samples of the same prompt.",
-        )
-    if factor := stage.advantage.positive_factor:
-        yield Reason(
-            key="advantage.positive_factor",
-            text=f"got {factor!r}, expected none: {name} needs advantages that sum to 0 over the samples of a prompt.",
-        )
-    if 0 < limit < size:
-        yield Reason(
-            key="train.micro_batch_size",
-            text=f"got {limit}, expected 0 or at least {size}: {name} compares the {size} samples of a prompt in one "
-            "micro-batch. To save memory, use train.replay=serial, or fewer samples of a prompt.",
-        )

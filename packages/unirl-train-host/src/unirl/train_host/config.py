@@ -274,6 +274,11 @@ class ShardedConfig(BackendConfig):
                 text=f"{asks} needs a reference policy, which full training does not keep by default; set "
                 "backend.reference_copy=true, or use dedicated workers, such as launcher.reference=separate.",
             )
+        if why := self._lacks(plan.eval.policy):
+            text = (
+                f"got {plan.eval.policy!r}, but the backend does not keep that policy: set {why}, or evaluate 'live'."
+            )
+            yield Reason(key="eval.policy", text=text)
         if needs.sampler != "live" and (self.lagged if needs.sampler == "lagged" else self.ema).kind == "none":
             yield Reason(
                 key=f".{needs.sampler}.kind",
@@ -309,6 +314,15 @@ class ShardedConfig(BackendConfig):
                 text=f"got {self.critic.lr}, but {asks} does not train a critic. Set it to null, or use an algorithm "
                 "that does, such as ppo for text or flow-ppo for images.",
             )
+
+    def _lacks(self, policy: str) -> str:
+        """What to set for the train ranks to keep a policy; empty where they do."""
+        kinds = {"ema": self.ema.kind, "lagged": self.lagged.kind, "reference": self.moving_reference.kind}
+        if kinds.get(policy, "") != "none" or (
+            policy == "reference" and (self.trains == "lora" or self.reference_copy)
+        ):
+            return ""
+        return "backend.reference_copy=true" if policy == "reference" else f"backend.{policy}.kind=constant"
 
     def _for_the_model(self, stage: Stage) -> Iterator[Reason]:
         model = stage.model

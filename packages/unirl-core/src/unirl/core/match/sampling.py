@@ -91,6 +91,11 @@ def _rollouts(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog
         text = f"got 0 for videos, and model {model.name!r} states no rate of its own; set frames per second."
         yield Reason(key=f"{key}.fps", text=text)
     yield from _samplers(key, sampling, engine, catalog=catalog)
+    # An algorithm that needs noise gets `_stochastic`'s reason.
+    asked = stage.needs.stochastic and sampling is stage.sampling
+    if sampling.eta and sampling.kernel in DETERMINISTIC_KERNELS and not asked:
+        text = f"got {sampling.eta}, expected 0: kernel {sampling.kernel!r} is deterministic. Set it to 0, or use a "
+        yield Reason(key=f"{key}.eta", text=text + "stochastic kernel, such as flow-sde.")
     if sampling.is_guided:
         asks = f"guidance_scale {sampling.guidance_scale}"
         asks = asks if sampling.guidance_scale != 1.0 else f"guidance_mode {sampling.guidance_mode!r}"

@@ -59,7 +59,13 @@ def _comparison(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[
         yield Reason(
             key=samples,
             text=f"got {stage.samples}, so every group has zero variance and all advantages would be 0; use 2 or more, "
-            f"or {at('advantage')}.center=global.",
+            f"or {at('advantage')}.center=global with {at('advantage')}.scope=global.",
+        )
+    if own.center == "global" and own.scope == "group" and own.normalize and compares:
+        yield Reason(
+            key=f"{at('advantage')}.center",
+            text=f"got 'global' with {at('advantage')}.scope=group: a group of equal rewards would be divided by eps "
+            f"alone. Set {at('advantage')}.scope=global, or {at('advantage')}.normalize=false.",
         )
     if own.combine == "normalize-sum-normalize" and not own.normalize:
         yield Reason(

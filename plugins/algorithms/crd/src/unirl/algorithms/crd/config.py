@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
-from unirl.numerics.forward_config import ForwardConfig, split_groups
+from unirl.numerics.forward_config import ForwardConfig
+from unirl.numerics.loss.compared_samples import split_groups
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage

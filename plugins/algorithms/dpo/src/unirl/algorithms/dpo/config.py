@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unirl.core.limits import limit
-from unirl.core.specs.part_config import PartConfig
+from unirl.numerics.loss.compared_samples import PairsConfig
 
 __all__ = ["DpoConfig"]
 
 
 @dataclass
-class DpoConfig(PartConfig):
+class DpoConfig(PairsConfig):
     beta: float = limit(0.1, above=0)
     """Strength of the pull to the reference policy: the larger, the closer the model stays. The paper has 0.1, and 0.5
     for summaries. With `length_normalized` use larger ones, such as 5."""
@@ -20,6 +20,3 @@ class DpoConfig(PartConfig):
     length_normalized: bool = False
     """Compare means over the tokens of a completion in place of sums (Tulu 3, arXiv 2411.15124), so that longer
     completions have no larger margin."""
-    pairs_per_group: int = limit(1, least=1)
-    """Pairs made of each group: the best sample with the worst one, the second best with the second worst, and so on,
-    as far as their rewards differ."""
