@@ -181,6 +181,7 @@ class ShardedConfig(BackendConfig):
                 yield from self._for_offloaded_in(plan, stage)
         if plan is not None and stage is not None:
             yield from self._for_the_algorithm(plan, stage)
+            yield from self._for_evaluation(plan)
             yield from self._for_the_model(stage)
             if self.compile != "none" and plan.run.batch_invariant:
                 yield Reason(
@@ -274,11 +275,6 @@ class ShardedConfig(BackendConfig):
                 text=f"{asks} needs a reference policy, which full training does not keep by default; set "
                 "backend.reference_copy=true, or use dedicated workers, such as launcher.reference=separate.",
             )
-        if why := self._lacks(plan.eval.policy):
-            text = (
-                f"got {plan.eval.policy!r}, but the backend does not keep that policy: set {why}, or evaluate 'live'."
-            )
-            yield Reason(key="eval.policy", text=text)
         if needs.sampler != "live" and (self.lagged if needs.sampler == "lagged" else self.ema).kind == "none":
             yield Reason(
                 key=f".{needs.sampler}.kind",
@@ -315,14 +311,20 @@ class ShardedConfig(BackendConfig):
                 "that does, such as ppo for text or flow-ppo for images.",
             )
 
-    def _lacks(self, policy: str) -> str:
-        """What to set for the train ranks to keep a policy; empty where they do."""
+    def _for_evaluation(self, plan: Plan) -> Iterator[Reason]:
+        policy, run = plan.eval.policy, plan.run
         kinds = {"ema": self.ema.kind, "lagged": self.lagged.kind, "reference": self.moving_reference.kind}
-        if kinds.get(policy, "") != "none" or (
-            policy == "reference" and (self.trains == "lora" or self.reference_copy)
-        ):
-            return ""
-        return "backend.reference_copy=true" if policy == "reference" else f"backend.{policy}.kind=constant"
+        if kinds.get(policy) != "none":
+            return
+        if policy == "reference" and self.trains == "lora":
+            for name, value in {"export_every": run.export_every, "export_best": run.export_best}.items():
+                if value:
+                    text = f"got {value} with eval.policy=reference, the model without its adapter: there is none to "
+                    yield Reason(key=f"run.{name}", text=text + "export. Evaluate another policy, or leave it out.")
+        elif policy != "reference" or not self.reference_copy:
+            needed = "reference_copy=true" if policy == "reference" else f"{policy}.kind=constant"
+            text = f"got {policy!r}, which the backend does not keep. Set backend.{needed}, or evaluate 'live'."
+            yield Reason(key="eval.policy", text=text)
 
     def _for_the_model(self, stage: Stage) -> Iterator[Reason]:
         model = stage.model
