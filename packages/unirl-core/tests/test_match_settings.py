@@ -56,6 +56,24 @@ from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig, Text
             "sampling.sde.last: the range 0.01 to 0.05 of 10 steps",
         ),
         ({"sde": SdeStepsConfig(mode="random", count=1, per_group=True)}, "engine: sampling.sde.per_group needs"),
+        (
+            {"sde": SdeStepsConfig(mode="window", window=1, per_group=True)},
+            "sampling.sde.per_group: got true, but mode 'window' with strategy 'progressive' draws no steps.",
+        ),
+        ({"sde": SdeStepsConfig(per_group=True)}, "sampling.sde.per_group: got true, but mode 'all' draws no steps."),
+        ({"sde": SdeStepsConfig(mode="fixed", steps=[1, 1])}, "sampling.sde.steps: got [1, 1], which names a step"),
+        ({"kernel": "cps", "eta": 1.5}, "sampling.eta: got 1.5, expected at most 1 with kernel 'cps'"),
+        *(
+            ({"kernel": "cps", "sde": SdeStepsConfig(**sde)}, f"sampling.sde.{says}, which makes the last step stochas")
+            for sde, says in (
+                ({"mode": "all"}, "mode: got all"),
+                ({"mode": "fixed", "steps": [2, 9]}, "steps: got [2, 9]"),
+                ({"mode": "fraction", "first": 0.5}, "last: got 1.0"),
+                ({"mode": "random", "count": 1, "last": 1.0}, "last: got 1.0"),
+                ({"mode": "window", "window": 2}, "last: got 1.0"),
+                ({"mode": "window", "window": 4, "strategy": "random"}, "last: got 1.0"),
+            )
+        ),
         *(
             ({"sde": SdeStepsConfig(min_noise_std=0.5, **sde)}, "sampling.sde.min_noise_std: got 0.5, which needs one")
             for sde in (
@@ -74,6 +92,19 @@ def test_sampling_that_cannot_work_is_refused(changes: dict[str, Any], says: str
 @pytest.mark.parametrize("mode", [{"mode": "window", "window": 1}, {"mode": "fixed", "steps": [3]}])
 def test_a_shared_stochastic_step_may_need_noise(mode: dict[str, Any]) -> None:
     assert refusals(make_plan(sampling=LatentSamplingConfig(sde=SdeStepsConfig(min_noise_std=0.5, **mode)))) == []
+
+
+@pytest.mark.parametrize(
+    "sde",
+    [
+        {"mode": "fraction", "last": 0.9},
+        {"mode": "fixed", "steps": [0, 8]},
+        # Windows start at 0 and 4, so none reaches step 9.
+        {"mode": "window", "window": 4},
+    ],
+)
+def test_a_kernel_without_noise_at_the_end_trains_on_the_steps_before(sde: dict[str, Any]) -> None:
+    assert refusals(make_plan(sampling=LatentSamplingConfig(kernel="cps", sde=SdeStepsConfig(**sde)))) == []
 
 
 def test_latents_in_16_bits_are_refused_where_nothing_rounds_them() -> None:
@@ -101,6 +132,10 @@ def test_latents_in_16_bits_are_refused_where_nothing_rounds_them() -> None:
         ({"num_inference_steps": 0}, "eval.sampling.num_inference_steps: got 0, expected 1 to 10000."),
         ({"kernel": "dance-sde"}, "eval.sampling.kernel: got 'dance-sde'; engine 'inside' supports"),
         ({"eta": 0.5}, "eval.sampling.eta: got 0.5, expected 0: kernel 'euler' is deterministic."),
+        (
+            {"sde": SdeStepsConfig(mode="all")},
+            "eval.sampling.sde.mode: got 'all', but kernel 'euler' with eta 0.0 makes no step",
+        ),
     ],
 )
 def test_evaluation_is_held_to_what_training_is(changed: dict[str, Any], says: str) -> None:

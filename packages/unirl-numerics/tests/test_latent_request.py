@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from unirl.core.types.batch import same
 from unirl.core.types.request import LatentRequest
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from unirl.core.types.serial import from_bytes, to_bytes
-from unirl.numerics.diffusion.request import plan_latents
+from unirl.numerics.diffusion.request import plan_latents, sde_steps_of
 from unirl.numerics.noise import INITIAL, noise, noise_digest
 
 IDS = ("a/0", "a/1", "b/0", "b/1")
@@ -144,3 +144,14 @@ def test_a_plan_is_a_pure_function_of_its_arguments(sde: SdeStepsConfig) -> None
     assert same(planned(4), first)
     torch.manual_seed(1)
     assert torch.equal(torch.get_rng_state(), state), "the global generator has not moved"
+
+
+@pytest.mark.parametrize("settings", [{"mode": "window"}, {"mode": "window", "overlap": 3}, {"mode": "random"}])
+def test_possible_steps_are_those_that_rollouts_draw(settings: dict[str, Any]) -> None:
+    for last, strategy in ((1.0, "progressive"), (0.75, "progressive"), (1.0, "random"), (0.75, "random")):
+        sde = SdeStepsConfig(**{**settings, "count": 2, "last": last, "strategy": strategy, "move_every": 1})
+        drawn = [
+            sde_steps_of(sde, num_steps=11, rollout=rollout, group_ids=["a"], seed=3).flatten().tolist()
+            for rollout in range(120)
+        ]
+        assert sde.possible_steps(11) == sorted({step for steps in drawn for step in steps})

@@ -183,11 +183,29 @@ def test_rates_by_part_that_cannot_be_are_refused():
 
 
 def test_a_sequence_that_the_model_cannot_split_is_refused():
-    (reason,) = reasons(plan(Fsdp2Config(mesh=MeshConfig(sequence=2))))
+    ranks = Processes(train=4)
+    (reason,) = reasons(plan(Fsdp2Config(mesh=MeshConfig(sequence=2)), processes=ranks))
     assert reason.startswith("backend.mesh.sequence: got 2, but model 'm' cannot split its sequence; use 1")
     both = Fsdp2Config(mesh=MeshConfig(sequence=2, tensor=2))
     assert any("got 2 with mesh.tensor=2; one of them must be 1" in reason for reason in reasons(plan(both)))
     assert both.copies == 4
+
+
+def test_a_mesh_that_the_ranks_do_not_fill_is_refused():
+    (reason,) = reasons(plan(Fsdp2Config(mesh=MeshConfig(shard=2))))
+    assert reason.startswith("backend.mesh.shard: got 2, but one process trains. Use 1, or several, such as launcher")
+    for processes, mesh, says in (
+        (Processes(train=6), MeshConfig(shard=4), "got 4, expected a divisor of 6, the train ranks; 0"),
+        (
+            Processes(train=8),
+            MeshConfig(shard=8, tensor=2),
+            "got 8, expected a divisor of 4, the train ranks / mesh.te",
+        ),
+    ):
+        result = reasons(plan(Fsdp2Config(mesh=mesh), processes=processes))
+        assert any(reason.startswith(f"backend.mesh.shard: {says}") for reason in result), result
+    for mesh in (MeshConfig(), MeshConfig(shard=1), MeshConfig(shard=2)):
+        assert reasons(plan(Fsdp2Config(mesh=mesh), processes=Processes(train=4))) == []
 
 
 def test_blocks_are_not_compiled_where_that_breaks_a_promise_or_has_not_been_run():

@@ -11,12 +11,20 @@ from unirl.backends.veomni.plugin import SPEC
 from unirl.core.errors import RecipeError
 from unirl.core.limits import broken_limits
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import RunConfig
+from unirl.core.specs.config import EvalConfig, RunConfig
+from unirl.core.specs.memory import Processes
+from unirl.core.specs.part_config import LauncherConfig
 from unirl.core.specs.spec import AlgorithmSpec, ModelSpec
 
 
+class Ranks(LauncherConfig):
+    @property
+    def processes(self):
+        return Processes(train=4)
+
+
 def reasons(config, **of_model) -> list[str]:
-    """Why a stage of some model with these settings is refused."""
+    """Why a stage of some model with these settings is refused, on four ranks."""
     spec = ModelSpec(name="m", summary="", build="", config="", tracks={}, trainable="net", wrap_blocks=("Block",))
     algorithm = AlgorithmSpec(name="a", summary="", build="", config="", needs=Needs())
     stage = SimpleNamespace(
@@ -26,7 +34,10 @@ def reasons(config, **of_model) -> list[str]:
         needs=Needs(),
         teachers=(),
     )
-    plan = SimpleNamespace(only=stage, has_reference_workers=False, run=RunConfig())
+    launcher = SimpleNamespace(name="l", config=Ranks())
+    plan = SimpleNamespace(
+        only=stage, has_reference_workers=False, launcher=launcher, run=RunConfig(), eval=EvalConfig()
+    )
     result = list(broken_limits(config, key="backend"))
     return [str(reason) for reason in result or (one.under("backend") for one in config.problems(plan, stage))]
 
@@ -56,6 +67,8 @@ def test_a_sequence_that_the_model_cannot_split_is_refused():
     assert reason.startswith("backend.mesh.sequence: got 2, but model 'm' cannot split its sequence; use 1")
     both = reasons(VeomniConfig(mesh=MeshConfig(sequence=2, expert=2)))
     assert any("got 2 with mesh.expert=2; one of them must be 1" in reason for reason in both)
+    (reason,) = reasons(VeomniConfig(mesh=MeshConfig(shard=3)))
+    assert reason == "backend.mesh.shard: got 3, expected a divisor of 4, the train ranks; 0 takes all."
 
 
 def test_precisions_that_veomni_has_not_are_refused():

@@ -7,7 +7,7 @@ import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from unirl.core.acceleration import BF16, FP16, FP32, Acceleration
 from unirl.core.limits import Reason, limit, one_of
@@ -20,7 +20,7 @@ from .sections import AuxiliaryConfig, AverageConfig, CriticConfig, FakeScoreCon
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["ShardedConfig", "needs_torchao"]
+__all__ = ["ShardedConfig", "mesh_problems", "needs_torchao"]
 
 
 def needs_torchao(key: str, what: str) -> Iterator[Reason]:
@@ -353,6 +353,20 @@ def _unmoved(plan: Plan, stage: Stage) -> str:
     if stage.needs.reference == "none":
         return f"algorithm {stage.algorithm.name!r} uses no reference policy as configured"
     return ""
+
+
+def mesh_problems(mesh: Any, plan: Plan) -> Iterator[Reason]:
+    """Reasons against a mesh that the train ranks of a plan cannot be laid out on. Launchers check that they are a
+    multiple of `BackendConfig.copies`."""
+    ranks, tensor = _processes(plan).train, getattr(mesh, "tensor", 1)
+    for axis, size in vars(mesh).items():
+        if ranks == 1 and size > 1:
+            text = f"got {size}, but one process trains. Use 1, or several, such as launcher=ray "
+            yield Reason(key=f".mesh.{axis}", text=f"{text}launcher.train_ranks={size}.")
+    if ranks > 1 and mesh.shard and (ranks // tensor) % mesh.shard:
+        text = f"got {mesh.shard}, expected a divisor of {ranks // tensor}, the train ranks"
+        text += f" / mesh.tensor {tensor}" * (tensor > 1)
+        yield Reason(key=".mesh.shard", text=f"{text}; 0 takes all.")
 
 
 def _processes(plan: Plan) -> Processes:

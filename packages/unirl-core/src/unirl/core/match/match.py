@@ -348,7 +348,7 @@ def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
         if stage.algorithm is not None:
             yield from training_problems(plan, stage, at)
             yield from acceleration_problems(stage)
-        yield from sampling_problems(stage, key=at("sampling"), catalog=catalog)
+        yield from sampling_problems(plan, stage, key=at("sampling"), catalog=catalog)
 
 
 def _restarts(plan: Plan) -> Iterator[Reason]:

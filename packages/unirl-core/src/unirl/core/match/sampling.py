@@ -11,20 +11,23 @@ from ..specs.capability import Cap
 from ..specs.model_options import options_class
 from ..specs.overrides import option_problems
 from ..specs.plan import Stage
-from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
+from ..types.sampling import LatentSamplingConfig, SdeStepsConfig, TextSamplingConfig
 from .wording import lacks, lacks_token_rules, listed
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
+    from ..specs.plan import Plan
     from ..specs.spec import EngineSpec
 
 __all__ = ["DETERMINISTIC_KERNELS", "sampling_problems"]
 
 DETERMINISTIC_KERNELS = ("euler", "dpm2")
 """Kernels without noise: they have no log-prob, so no algorithm that takes ratios can train on them."""
+_NOISELESS_AT_THE_END = ("cps", "ddim-eta")
+"""Kernels whose step to the clean latent adds no noise."""
 
 
-def sampling_problems(stage: Stage, *, key: str, catalog: Catalog | None) -> Iterator[Reason]:
+def sampling_problems(plan: Plan, stage: Stage, *, key: str, catalog: Catalog | None) -> Iterator[Reason]:
     """Yields a reason for each setting that cannot be honoured.
 
     key: of its sampling section; that of evaluation is `eval.` before it.  catalog: of plugins that offer kernels and
@@ -35,6 +38,7 @@ def sampling_problems(stage: Stage, *, key: str, catalog: Catalog | None) -> Ite
         yield from _text(key, stage.sampling, stage)
     else:
         yield from _latent(key, stage.sampling, stage, catalog=catalog)
+        yield from _tree(stage.sampling.sde, plan.rows_compared(stage), stage)
 
 
 def _options(stage: Stage, *, key: str) -> Iterator[Reason]:
@@ -79,8 +83,6 @@ def _latent(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog: 
         yield from lacks(stage.engine.key, stage.engine.spec, Cap.SDE_STEPS_PER_GROUP, asks=f"{key}.sde.per_group")
     if sampling.trajectory_dtype != "float32":
         yield from _rounded(key, sampling, stage)
-    if stage.needs.stochastic:
-        yield from _stochastic(key, sampling, stage)
     yield from (reason.under(f"{key}.sde") for reason in sampling.sde.problems(sampling.num_inference_steps))
 
 
@@ -91,16 +93,30 @@ def _rollouts(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog
         text = f"got 0 for videos, and model {model.name!r} states no rate of its own; set frames per second."
         yield Reason(key=f"{key}.fps", text=text)
     yield from _samplers(key, sampling, engine, catalog=catalog)
-    # An algorithm that needs noise gets `_stochastic`'s reason.
-    asked = stage.needs.stochastic and sampling is stage.sampling
-    if sampling.eta and sampling.kernel in DETERMINISTIC_KERNELS and not asked:
-        text = f"got {sampling.eta}, expected 0: kernel {sampling.kernel!r} is deterministic. Set it to 0, or use a "
-        yield Reason(key=f"{key}.eta", text=text + "stochastic kernel, such as flow-sde.")
+    yield from _noise(key, sampling, stage)
     if sampling.is_guided:
         asks = f"guidance_scale {sampling.guidance_scale}"
         asks = asks if sampling.guidance_scale != 1.0 else f"guidance_mode {sampling.guidance_mode!r}"
         yield from lacks(stage.engine.key, engine, Cap.GUIDANCE, asks=asks)
         yield from lacks(stage.model.key, model, Cap.GUIDANCE, asks=asks)
+
+
+def _noise(key: str, sampling: LatentSamplingConfig, stage: Stage) -> Iterator[Reason]:
+    """Reasons against an `eta` that the kernel of the settings at `key` cannot have, and steps without noise."""
+    kernel, eta = sampling.kernel, sampling.eta
+    if kernel == "cps" and eta > 1:
+        yield Reason(key=f"{key}.eta", text=f"got {eta}, expected at most 1 with kernel 'cps', where 1 is all noise.")
+    if stage.needs.stochastic and sampling is stage.sampling:
+        yield from _stochastic(key, sampling, stage)
+    elif eta and kernel in DETERMINISTIC_KERNELS:
+        text = f"got {eta}, expected 0: kernel {kernel!r} is deterministic. Set it to 0, or use a stochastic kernel, "
+        yield Reason(key=f"{key}.eta", text=text + "such as flow-sde.")
+    elif sampling.sde.mode != "none" and (kernel in DETERMINISTIC_KERNELS or (":" not in kernel and not eta)):
+        yield Reason(
+            key=f"{key}.sde.mode",
+            text=f"got {sampling.sde.mode!r}, but kernel {kernel!r} with eta {eta} makes no step stochastic. Set it to "
+            "none, or use kernel=flow-sde with an eta above 0, such as 0.7.",
+        )
 
 
 def _samplers(
@@ -152,8 +168,30 @@ def _stochastic(key: str, sampling: LatentSamplingConfig, stage: Stage) -> Itera
             key=f"{key}.eta",
             text=f"{asks}, and with eta {sampling.eta} the steps are deterministic; use eta above 0, such as 0.7.",
         )
-    if sampling.sde.mode == "none":
+    sde, last = sampling.sde, sampling.num_inference_steps - 1
+    if sde.mode == "none":
         yield Reason(key=f"{key}.sde.mode", text=f"{asks}, and mode 'none' makes no step stochastic.")
+    elif sampling.kernel in _NOISELESS_AT_THE_END and last in sde.possible_steps(last + 1):
+        fraction = f"last={last / (last + 1):.3g}"
+        special = {"all": ("mode", f"use mode=fraction with {fraction}"), "fixed": ("steps", "leave it out")}
+        name, advice = special.get(sde.mode, ("last", f"use {fraction}"))
+        yield Reason(
+            key=f"{key}.sde.{name}",
+            text=f"got {getattr(sde, name)}, which makes the last step stochastic: {asks}, and kernel "
+            f"{sampling.kernel!r} adds no noise there; {advice}.",
+        )
+
+
+def _tree(sde: SdeStepsConfig, compared: int, stage: Stage) -> Iterator[Reason]:
+    """A reason against groups that do not fill the tree of `sde.branch_steps`. compared: samples of a group."""
+    expected = sde.branch_factor ** len(sde.branch_steps)
+    if sde.branch_steps and compared != expected:
+        own = bool(stage.parent or stage.settings.samples)
+        yield Reason(
+            key=f"stages.{stage.name}.samples" if own else "data.samples_per_prompt",
+            text=f"got groups of {compared} samples, expected {expected}, the leaves of the tree: branch_factor "
+            f"{sde.branch_factor} at {len(sde.branch_steps)} branch_steps. Change one of the three.",
+        )
 
 
 def _text(key: str, sampling: TextSamplingConfig, stage: Stage) -> Iterator[Reason]:

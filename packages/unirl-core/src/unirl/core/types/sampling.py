@@ -87,7 +87,7 @@ class SdeStepsConfig:
                 text=f"got the range {self.first} to {self.last}; mode {self.mode!r} takes no range. Use mode "
                 "'fraction'.",
             )
-        pool = len(self.pool(num_steps))
+        pool = len(self._pool(num_steps))
         if self.mode in ("fraction", "random", "window") and pool < 1:
             yield Reason(
                 key=".last",
@@ -112,6 +112,15 @@ class SdeStepsConfig:
             )
         if self.mode == "fixed" and not self.steps:
             yield Reason(key=".steps", text="got none, expected the steps of mode 'fixed', such as [0,1].")
+        if self.mode == "fixed" and len(set(self.steps)) < len(self.steps):
+            yield Reason(key=".steps", text=f"got {self.steps}, which names a step twice.")
+        if self.per_group and not (self.mode == "random" or (self.mode == "window" and self.strategy == "random")):
+            mode = f"mode {self.mode!r}" + " with strategy 'progressive'" * (self.mode == "window")
+            yield Reason(
+                key=".per_group",
+                text=f"got true, but {mode} draws no steps. Set it to false, or use mode=random, or mode=window with "
+                "strategy=random.",
+            )
         for step in self.steps if self.mode == "fixed" else ():
             if step >= num_steps:
                 yield Reason(
@@ -131,15 +140,21 @@ class SdeStepsConfig:
         """How many steps are stochastic, in a mode where that does not depend on the number of all."""
         return {"window": self.window, "random": self.count, "fixed": len(self.steps), "none": 0}.get(self.mode)
 
-    def pool(self, num_steps: int) -> range:
-        """The steps that may be stochastic, of `num_steps`, in a mode that takes a range."""
-        return range(int(num_steps * self.first + 1e-9), int(num_steps * self.last + 1e-9))
+    def possible_steps(self, num_steps: int) -> list[int]:
+        """The steps that are stochastic in some rollout, rising."""
+        pool = self._pool(num_steps)
+        if self.mode == "window":
+            stride = max(1, self.window - self.overlap) if self.strategy == "progressive" else 1
+            starts = range(pool.start, pool.stop - self.window + 1, stride)
+            return sorted({start + place for start in starts for place in range(self.window)})
+        return {"fixed": sorted(self.steps), "none": []}.get(self.mode, [*pool])
 
     def known_steps(self, num_steps: int) -> list[int]:
         """The stochastic steps where they are the same in every rollout and group; none where they move."""
-        if self.mode == "fixed":
-            return sorted(self.steps)
-        return [*self.pool(num_steps)] if self.mode in ("all", "fraction") else []
+        return self.possible_steps(num_steps) if self.mode in ("all", "fraction", "fixed") else []
+
+    def _pool(self, num_steps: int) -> range:
+        return range(int(num_steps * self.first + 1e-9), int(num_steps * self.last + 1e-9))
 
     def _branch_problems(self, num_steps: int) -> Iterator[Reason]:
         key, asked, steps = ".branch_steps", self.branch_steps, self.known_steps(num_steps)

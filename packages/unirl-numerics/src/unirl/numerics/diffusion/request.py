@@ -93,7 +93,7 @@ def _merged(sampling: LatentSamplingConfig, *, sigmas: Tensor, step: int) -> Ten
     """The schedule with its stochastic step merged with the ones after it. The other steps that a later rollout may
     draw are tried, too, so that one that cannot have the noise fails the first step of a run."""
     kernel, sde = make_kernel(sampling.kernel, eta=sampling.eta, **sampling.kernel_options), sampling.sde
-    possible = [step] if sde.mode == "fixed" else sde.pool(int(sigmas.shape[0]) - 1)
+    possible = sde.possible_steps(int(sigmas.shape[0]) - 1)
     return {each: merged_steps(kernel, sigmas, step=each, std=sde.min_noise_std) for each in possible}[step]
 
 

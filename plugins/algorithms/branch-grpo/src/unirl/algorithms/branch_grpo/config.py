@@ -34,7 +34,7 @@ class BranchGrpoConfig(PartConfig):
     """Depth pruning: stochastic steps that are left out of the update, counted from 0."""
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """A group that does not fill the tree, and pruning that leaves nothing or too much."""
+        """Pruning that leaves nothing or too much, and groups that share no path."""
         if self.keep_leaves == 1:
             yield Reason(key=".keep_leaves", text="got 1, expected 2 or more, of high and of low reward; or 0 for all.")
         if plan is None or stage is None or not isinstance(stage.sampling, LatentSamplingConfig):
@@ -45,14 +45,6 @@ class BranchGrpoConfig(PartConfig):
             )
             yield Reason(key=".keep_leaves", text=text)
         sde, samples = stage.sampling.sde, plan.rows_compared(stage)
-        expected = sde.branch_factor ** len(sde.branch_steps)
-        own = bool(stage.parent or stage.settings.samples)
-        if sde.branch_steps and samples != expected:
-            yield Reason(
-                key=f"stages.{stage.name}.samples" if own else "data.samples_per_prompt",
-                text=f"got groups of {samples} samples, expected {expected}, the leaves of the tree: branch_factor "
-                f"{sde.branch_factor} at {len(sde.branch_steps)} branch_steps. Change one of the three.",
-            )
         if sde.branch_steps and stage.parent and stage.settings.group == "prompt":
             text = "got 'prompt', whose samples are made from different inputs and share no path; use 'parent'."
             yield Reason(key=f"stages.{stage.name}.group", text=text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from unirl.core.acceleration import Acceleration
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.memory import TrainingMemory
-from unirl.train_host.config import ShardedConfig, needs_torchao
+from unirl.train_host.config import ShardedConfig, mesh_problems, needs_torchao
 from unirl.train_host.sections import AverageConfig, CriticConfig, FakeScoreConfig, LoraSettings
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class Fsdp2Config(ShardedConfig):
             yield Reason(key=".offload_frozen", text=text + "Use shard=auto.")
         if plan is None or stage is None:
             return
+        yield from mesh_problems(self.mesh, plan)
         model = stage.model
         if self.mesh.tensor > 1 and not model.spec.tensor_parallel:
             yield Reason(key=".mesh.tensor", text=f"model {model.name!r} has no tensor-parallel plan; use 1.")

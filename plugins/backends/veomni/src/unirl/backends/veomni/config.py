@@ -10,7 +10,7 @@ from unirl.core.acceleration import BF16, Acceleration
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.match.mismatch_bounds import SIXTEEN_BITS
 from unirl.core.specs.memory import TrainingMemory
-from unirl.train_host.config import ShardedConfig
+from unirl.train_host.config import ShardedConfig, mesh_problems
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
@@ -79,6 +79,7 @@ class VeomniConfig(ShardedConfig):
             )
         if plan is None or stage is None:
             return
+        yield from mesh_problems(self.mesh, plan)
         model = stage.model
         if self.mesh.sequence > 1 and not model.spec.splits_sequence:
             yield Reason(
