@@ -176,6 +176,11 @@ def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
         ("data", {"samples_per_prompt": 1}, "data.samples_per_prompt: got 1, so every group has zero variance"),
         ("train", {"updates_per_step": 500}, "train.updates_per_step: got 500, expected at most 128"),
         ("train", {"micro_batch_size": -1}, "train.micro_batch_size: got -1, expected 0 or more."),
+        (
+            "train",
+            {"micro_batch_tokens": 64},
+            "train.micro_batch_tokens: got 64, but stage 'image' has no tokens to count. Set it to 0, and micro_batch_",
+        ),
         ("train", {"replay": "both"}, "train.replay: got 'both', expected one of auto, stacked, serial."),
         (
             "train",

@@ -158,6 +158,10 @@ def test_samples_of_two_prompts_are_refused_as_a_group() -> None:
         ),
         (["train.micro_batch_size=8"], "train.micro_batch_size: got 8, expected 0 or at least 12: algorithm 'dgpo'"),
         (
+            ["data.prompts_per_step=2", "train.updates_per_step=3"],
+            "train.updates_per_step: got 3, expected at most 2, the groups of a rollout: algorithm 'dgpo' never splits",
+        ),
+        (
             ["advantage.positive_factor=shapes"],
             "advantage.positive_factor: got 'shapes', expected none: algorithm 'dgpo'",
         ),

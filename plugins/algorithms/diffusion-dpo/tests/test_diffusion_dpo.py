@@ -21,6 +21,8 @@ from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
+RANKS = ("launcher=ray", "launcher.train_ranks=4")
+FEW = ("data.prompts_per_step=2", "data.samples_per_prompt=4")
 WINNER, WINNER_REFERENCE, LOSER, LOSER_REFERENCE = 0.010, 0.012, 0.020, 0.019
 
 
@@ -137,6 +139,18 @@ def test_three_sides_and_unequal_prompts_are_refused(units: tuple[str, ...], tex
             "backend.reference_copy: algorithm 'diffusion-dpo' needs a reference policy",
         ),
         (["train.micro_batch_size=1"], "train.micro_batch_size: got 1, expected 0 or at least 2: algorithm"),
+        (
+            [*FEW, "algorithm.pairs_per_group=1", "train.updates_per_step=3"],
+            "train.updates_per_step: got 3, expected at most 2, the pairs of a rollout: algorithm 'diffusion-dpo' never",
+        ),
+        (
+            [*RANKS, "data.prompts_per_step=8", "algorithm.pairs_per_group=2", "train.updates_per_step=5"],
+            "train.updates_per_step: got 5, expected at most 4, the pairs of a rollout on one of 4 train ranks:",
+        ),
+        (
+            [*RANKS, *FEW, "train.updates_per_step=3"],
+            "train.updates_per_step: got 3, expected at most 2, the samples of a rollout on one of 4 train ranks (data",
+        ),
         (["advantage.keep_best=1"], "advantage.keep_best: got 1, which keeps one sample of a group"),
         (
             ["data.samples_per_prompt=1", "advantage.center=global", "advantage.scope=global"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..limits import Reason
 from ..names import did_you_mean
@@ -13,16 +13,25 @@ from .composition import counted_range
 from .wording import lacks
 
 if TYPE_CHECKING:
+    from ..specs.part_config import LauncherConfig
     from ..specs.plan import Plan, Stage
 
-__all__ = ["rows_trained", "training_problems"]
+__all__ = ["training_problems", "units_of_a_rank"]
 
 
-def rows_trained(plan: Plan, stage: Stage) -> int:
-    """Samples of a rollout that a stage trains on, at most."""
-    compared, kept = plan.rows_compared(stage), stage.advantage.keep_best + stage.advantage.keep_worst
-    groups = plan.data.prompts_per_step * plan.rows_per_prompt(stage) // compared
-    return groups * min(kept or compared, compared)
+def units_of_a_rank(plan: Plan, stage: Stage, *, of_group: int) -> tuple[int, str]:
+    """What the train rank with the fewest of them has of a rollout, and words for where that is.
+
+    of_group: what a group trains on, samples or units of several that stay together.
+    """
+    groups = plan.data.prompts_per_step * plan.rows_per_prompt(stage) // plan.rows_compared(stage)
+    ranks = 1 if plan.launcher is None else cast("LauncherConfig", plan.launcher.config).processes.train
+    ranks = ranks // stage.backend.config.copies if stage.backend is not None else ranks
+    if ranks <= 1:
+        return groups * of_group, "of a rollout"
+    # Groups stay whole where there are enough of them; a rank without any trains on padding.
+    least = groups // ranks * of_group if groups >= ranks else groups * of_group // ranks
+    return max(least, 1), f"of a rollout on one of {ranks} train ranks"
 
 
 def training_problems(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[Reason]:
@@ -35,13 +44,22 @@ def training_problems(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Ite
 
 def _geometry(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[Reason]:
     assert stage.algorithm is not None
-    updates, samples = stage.train.updates_per_step, rows_trained(plan, stage)
-    prompts = plan.data.prompts_per_step
+    train, compared = stage.train, plan.rows_compared(stage)
+    updates, kept = train.updates_per_step, stage.advantage.keep_best + stage.advantage.keep_worst
+    of_group = min(kept or compared, compared)
+    samples, where = units_of_a_rank(plan, stage, of_group=of_group)
     if updates > samples:
+        each = plan.rows_per_prompt(stage) // compared * of_group
         yield Reason(
             key=f"{at('train')}.updates_per_step",
-            text=f"got {updates}, expected at most {samples}, the samples of a rollout "
-            f"(data.prompts_per_step {prompts} x {samples // prompts} samples of each).",
+            text=f"got {updates}, expected at most {samples}, the samples {where} (data.prompts_per_step "
+            f"{plan.data.prompts_per_step} x {each} samples of each).",
+        )
+    if train.micro_batch_tokens and stage.kind != "text":
+        yield Reason(
+            key=f"{at('train')}.micro_batch_tokens",
+            text=f"got {train.micro_batch_tokens}, but stage {stage.name!r} has no tokens to count. Set it to 0, and "
+            "micro_batch_size instead.",
         )
     if updates > 1 and not stage.needs.multi_update:
         yield Reason(

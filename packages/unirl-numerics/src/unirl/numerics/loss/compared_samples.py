@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit
+from unirl.core.match.training import units_of_a_rank
 from unirl.core.specs.part_config import PartConfig
 
 if TYPE_CHECKING:
@@ -26,13 +27,13 @@ class PairsConfig(PartConfig):
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also settings that leave no pair, or split one."""
         yield from super().problems(plan, stage)
-        yield from _compared(plan, stage, size=2, of="a pair")
+        yield from _compared(plan, stage, pairs=self.pairs_per_group)
 
 
 def split_groups(plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
     """Reasons against settings that split a group, or leave nothing to compare in it, and against advantages that do
     not sum to 0 in it."""
-    yield from _compared(plan, stage, size=None, of="a prompt")
+    yield from _compared(plan, stage)
     if stage is not None and (factor := stage.advantage.positive_factor):
         yield Reason(
             key="advantage.positive_factor",
@@ -41,8 +42,8 @@ def split_groups(plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         )
 
 
-def _compared(plan: Plan | None, stage: Stage | None, *, size: int | None, of: str) -> Iterator[Reason]:
-    """size: samples that are compared with each other; None is all of a group that are kept.  of: what they are of."""
+def _compared(plan: Plan | None, stage: Stage | None, *, pairs: int = 0) -> Iterator[Reason]:
+    """pairs: of a group, at most; 0 compares all of its samples that are kept."""
     if plan is None or stage is None:
         return
     own, name, compared = stage.advantage, _name(stage), plan.rows_compared(stage)
@@ -59,12 +60,22 @@ def _compared(plan: Plan | None, stage: Stage | None, *, size: int | None, of: s
             text=f"got 1, which keeps one sample of a group; {name} compares samples of the same prompt. Keep 2 or "
             "more, such as the best and the worst.",
         )
-    size = size or min(compared, kept or compared)
-    if 0 < most < size and kept != 1:
+    group = min(compared, kept or compared)
+    if group < 2:
+        return
+    size, of = (2, "a pair") if pairs else (group, "a prompt")
+    if 0 < most < size:
         yield Reason(
             key="train.micro_batch_size",
             text=f"got {most}, expected 0 or at least {size}: {name} compares the {size} samples of {of} in one "
             f"micro-batch.{' To save memory, use train.replay=serial, or fewer samples of a prompt.' * (size > 2)}",
+        )
+    units, where = units_of_a_rank(plan, stage, of_group=min(pairs, group // 2) if pairs else 1)
+    if units < stage.train.updates_per_step <= units_of_a_rank(plan, stage, of_group=group)[0]:
+        yield Reason(
+            key="train.updates_per_step",
+            text=f"got {stage.train.updates_per_step}, expected at most {units}, the {'pairs' if pairs else 'groups'} "
+            f"{where}: {name} never splits one.",
         )
 
 
