@@ -246,7 +246,8 @@ def _request(
                 trajectory=trajectory,
             )
         except ValueError as error:
-            raise RecipeError(f"sampling of track {track!r}: {error}") from error
+            lead = "" if str(error).startswith("sampling.") else f"sampling of track {track!r}: "
+            raise RecipeError(f"{lead}{error}") from error
     return Request(
         track=track,
         sample_ids=sample_ids,

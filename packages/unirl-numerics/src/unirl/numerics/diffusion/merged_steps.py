@@ -19,7 +19,9 @@ def merged_steps(kernel: Kernel, sigmas: Tensor, *, step: int, std: float) -> Te
     of the step's noise for each element of the latent (equation 10), so 2.2 there is a `std` of 0.532.
     """
     if not isinstance(kernel, OneStepKernel):
-        raise ValueError(f"sde.min_noise_std: got {std} with kernel '{kernel.name}', expected a OneStepKernel.")
+        raise ValueError(
+            f"sampling.sde.min_noise_std: got {std} with kernel '{kernel.name}', expected a OneStepKernel."
+        )
     ends = sigmas[step + 1 : -1].float()
     # The sigma after the first one stands in for 1, whichever that becomes.
     first = ends if step == 0 else sigmas[1].float()
@@ -28,7 +30,8 @@ def merged_steps(kernel: Kernel, sigmas: Tensor, *, step: int, std: float) -> Te
     if not enough:
         most = f"{float(stds.max()):.3g}" if len(stds) else "no"
         raise ValueError(
-            f"sde.min_noise_std: got {std}; step {step} of {len(sigmas) - 1} has {most} noise at most, merged with any "
-            "number of the steps after it but the last. Lower it, raise eta, or leave the step out (sde.last)."
+            f"sampling.sde.min_noise_std: got {std}; step {step} of {len(sigmas) - 1} has {most} noise at most, merged "
+            "with any number of the steps after it but the last. Lower it, raise sampling.eta, or leave the step out "
+            "(sampling.sde.last)."
         )
     return torch.cat([sigmas[: step + 1], sigmas[step + 1 + enough[0] :]])
