@@ -64,9 +64,9 @@ class SdeStepsConfig:
     """Fraction of the stochastic steps that are trained on, rounded down to at least one. Drawn anew for each sample
     and rollout; 1 trains on all of them."""
     min_noise_std: float = limit(0.0, least=0)
-    """Smallest standard deviation of the noise of the stochastic step (E-GRPO): one with less takes the steps after it
-    into itself until it has as much, so the samples take fewer steps. Needs one stochastic step that all groups share.
-    0 leaves the schedule alone."""
+    """Smallest standard deviation of the noise of the stochastic step (E-GRPO): a step with less takes in the steps
+    after it until it has as much, so samples take fewer steps. Needs one stochastic step that all groups share. 0
+    leaves the schedule as it is."""
     branch_steps: list[int] = limit(list[int](), least=0)
     """Stochastic steps at which the samples of a group branch, rising: a tree whose paths share their noise up to
     there. Empty gives each sample its own noise."""
