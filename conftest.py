@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from unirl.core.errors import PlanRejected
 from unirl.numerics.batch_invariant import VARIABLES, batch_invariant
 
@@ -23,6 +24,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A process reads its token for Ray once, whichever cluster comes first: one of a run, or the one that tests share.
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+# No test depends on how busy the machine is.
+settings.register_profile("unirl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unirl")
 
 # Its asserts show their values, as those of test modules do.
 pytest.register_assert_rewrite("external_engines")

@@ -21,7 +21,7 @@ from toy_specs import (
 from unirl.core.match.match import match
 from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import DataConfig, RunConfig, TrainConfig
-from unirl.core.specs.part_config import PartConfig
+from unirl.core.specs.part_config import LauncherConfig
 from unirl.core.specs.plan import Choice, Plan
 from unirl.core.specs.spec import EngineSpec, LauncherSpec
 
@@ -32,7 +32,7 @@ OWN_WEIGHTS = dataclasses.replace(
 
 
 @dataclass
-class Placed(PartConfig):
+class Placed(LauncherConfig):
     placement: str = "trainside"
 
 

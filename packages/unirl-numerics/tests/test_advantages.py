@@ -57,7 +57,7 @@ def test_clipping_comes_last():
 
 
 @given(st.permutations(range(7)))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_ragged_groups_in_any_order(order):
     rewards = [1.0, 3, 5, 7, 9, 4, 8]
     groups = ["a", "a", "b", "b", "b", "c", "c"]
@@ -103,7 +103,7 @@ def test_rows_of_weight_0_take_no_part():
     st.floats(-50, 50),
     st.integers(-3, 6),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_adding_a_constant_or_scaling_by_a_power_of_two_changes_nothing(rewards, offset, exponent):
     groups = ["g"] * len(rewards)
     base = torch.tensor(rewards, dtype=torch.float64)

@@ -45,7 +45,7 @@ def by_numpy(values, valid, row_weights, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 2**31))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_mode_is_its_formula_in_any_split_into_micro_batches(mode, sizes, seed):
     num_rows = sum(sizes)
     generator = torch.Generator().manual_seed(seed)

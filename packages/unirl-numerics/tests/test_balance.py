@@ -18,7 +18,7 @@ def best(costs, parts):
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=6), st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_costliest_part_is_within_the_proven_bound(costs, parts):
     result = balance(costs, parts)
     assert len(result) == parts and sorted(row for rows in result for row in rows) == list(range(len(costs)))
@@ -27,7 +27,7 @@ def test_the_costliest_part_is_within_the_proven_bound(costs, parts):
 
 
 @given(st.lists(st.floats(0, 1e3), max_size=20), st.integers(1, 6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_equal_counts_differ_by_one_at_most(costs, parts):
     result = balance(costs, parts, equal_counts=True)
     counts = [len(rows) for rows in result]

@@ -72,7 +72,7 @@ def batches(draw):
 
 
 @given(batches(), st.floats(0, 1), st.floats(0, 1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_padding_and_holes_are_passed_over(batch, gamma, lam):
     rewards, values, valid, bootstrap = batch
     result = gae(rewards, values, valid, gamma=gamma, lam=lam, bootstrap=bootstrap)
@@ -85,7 +85,7 @@ def test_padding_and_holes_are_passed_over(batch, gamma, lam):
 
 
 @given(batches(), st.floats(0, 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_at_lambda_1_the_return_is_the_reward_to_go_and_at_0_the_advantage_is_delta(batch, gamma):
     rewards, values, valid, _ = batch
     full = gae(rewards, values, valid, gamma=gamma, lam=1.0)

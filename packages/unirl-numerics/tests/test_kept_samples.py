@@ -49,7 +49,7 @@ def kept(track: Track, **options: object) -> tuple[Track, dict[str, float]]:
     worst=st.integers(0, 4),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_best_and_the_worst_of_each_group_are_left_with_the_advantages_of_the_whole_group(
     rewards: list[float], best: int, worst: int, data: st.DataObject
 ) -> None:

@@ -136,7 +136,7 @@ def latents(seed, shape=(3, 5)):
 
 
 @given(SIGMA, FRACTION, SEED)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_k1_without_noise_every_kernel_is_euler(sigma, fraction, seed):
     x, v = latents(seed)
     euler = step(EulerOde(), x, v, sigma, sigma * fraction)
@@ -150,7 +150,7 @@ def test_k1_without_noise_every_kernel_is_euler(sigma, fraction, seed):
 
 
 @given(SIGMA, FRACTION, ETA, SEED)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_k2_dance_is_flow_where_g_is_eta(sigma, fraction, eta, seed):
     x, v = latents(seed)
     dance = step(DanceSde(eta), x, v, sigma, sigma * fraction)
@@ -163,7 +163,7 @@ def test_k2_dance_is_flow_where_g_is_eta(sigma, fraction, eta, seed):
 
 
 @given(FRACTION, SEED)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_k3_full_cps_is_the_stochastic_sampling_of_diffusers(fraction, seed):
     from diffusers import FlowMatchEulerDiscreteScheduler
 
@@ -181,7 +181,7 @@ def test_k3_full_cps_is_the_stochastic_sampling_of_diffusers(fraction, seed):
 
 
 @given(st.floats(0.5, 20.0), st.integers(2, 60))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_k4_the_first_std_of_flow_sde_is_eta_at_any_shift(shift, num_steps):
     sigmas = static_sigmas(num_steps, shift=shift)
     x = torch.zeros(1, 4)
@@ -236,7 +236,7 @@ def test_k6_on_the_exact_path_cps_keeps_the_noise_level_and_flow_exceeds_it():
 
 
 @given(SIGMA, FRACTION, ETA, SEED)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_k7_and_k8_the_means_are_the_fp64_formulas(sigma, fraction, eta, seed):
     sigma, sigma_next = float(np.float32(sigma)), float(np.float32(sigma * fraction))
     x, v = (part.clamp(-3, 3) for part in latents(seed))

@@ -103,7 +103,7 @@ def test_groups_padding_and_missing_scores_are_kept_apart() -> None:
     share=st.sampled_from([0.1, 0.25, 0.5, 0.9]),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_it_is_the_top_of_equation_7_in_any_order_of_the_rows(
     rows: list[tuple[str, int, int, int | None]], share: float, data: st.DataObject
 ) -> None:

@@ -133,7 +133,7 @@ def test_at_ratio_1_the_loss_is_minus_the_advantage_and_the_gradient_is_reinforc
     st.floats(0.0, 0.9),
     st.one_of(st.none(), st.floats(2.0, 5.0)),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_surrogate_is_its_formula_and_binding_is_where_the_gradient_is_0(log_ratio, weight, low, high, dual):
     x = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
     result = clipped_surrogate(
@@ -239,7 +239,7 @@ def transitions(sigma, sigma_next, eta, *, seed=0, shape=(4, 2, 3)):
 
 
 @given(st.floats(0.05, 0.99), st.floats(0.05, 0.9), st.floats(0.1, 1.5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_three_forms_of_the_kl_agree(sigma, fraction, eta):
     """True Gaussian KL == flow_grpo's coded form / (-dt) == the paper's form in the velocities."""
     mean, reference, std, g, v, v_ref, dt = transitions(sigma, sigma * fraction, eta)

@@ -16,7 +16,7 @@ IDS = [f"r0:prompt:{prompt}:sample:{sample}" for prompt in range(3) for sample i
 
 
 @given(st.permutations(range(6)), st.integers(0, 6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_noise_does_not_depend_on_split_or_order(order, cut):
     whole = noise(seed=7, rollout=3, ids=IDS, step=2, shape=(4, 3))
     ids = [IDS[i] for i in order]

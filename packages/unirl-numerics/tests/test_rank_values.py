@@ -31,7 +31,7 @@ def test_a_hand_made_group():
 
 
 @given(SCORES, st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_win_rates_count_pairs_and_normal_scores_are_scipys(scores, random):
     """Three groups in any order of rows, with ties: pairs one by one, and scipy's ranks."""
     groups = [random.randrange(3) for _ in scores]

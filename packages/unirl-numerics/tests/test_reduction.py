@@ -26,7 +26,7 @@ def test_a_term_is_its_weighted_mean_times_its_scale():
     st.lists(st.integers(1, 6), min_size=1, max_size=5),
     st.integers(0, 2**31),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_split_into_micro_batches_gives_the_same_gradient(sizes, seed):
     num_rows = sum(sizes)
     generator = torch.Generator().manual_seed(seed)

@@ -76,7 +76,7 @@ def test_the_schedule_of_a_config_is_that_of_diffusers(config, num_steps, varian
 
 
 @given(st.integers(16, 20_000), st.integers(1, 100))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_mu_is_that_of_the_pipelines(image_seq_len, num_steps):
     def line(x0, y0, x1, y1, x):
         return float(np.polyval(np.polyfit([x0, x1], [y0, y1], 1), x))
@@ -148,7 +148,7 @@ def test_an_explicit_shift_wins_over_the_checkpoint():
 
 
 @given(st.floats(0.2, 20), st.integers(1, 80))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_schedule_falls_strictly_from_1_to_0(shift, num_steps):
     sigmas = static_sigmas(num_steps, shift=shift)
     assert sigmas.shape == (num_steps + 1,)

@@ -119,7 +119,7 @@ def test_a_random_window_visits_every_place_and_moves_each_rollout_unless_told()
     st.booleans(),
     st.integers(0, 1000),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_group_shares_its_steps_wherever_its_rows_are(order, mode, per_group, rollout):
     chosen = select(**mode, per_group=per_group, rollout=rollout, group_ids=GROUPS)
     shuffled = select(**mode, per_group=per_group, rollout=rollout, group_ids=[GROUPS[i] for i in order])

@@ -93,7 +93,7 @@ def test_more_updates_than_units_are_refused():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), max_size=20), st.integers(1, 6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_unit_is_in_one_update_and_sizes_differ_by_at_most_a_unit(units, updates):
     groups, sizes = [str(group) for group, _ in units], [size for _, size in units]
     partition = mini_batches(groups, updates, sizes=sizes)
@@ -109,7 +109,7 @@ def test_every_unit_is_in_one_update_and_sizes_differ_by_at_most_a_unit(units, u
 
 
 @given(st.lists(st.integers(0, 8), max_size=20), st.integers(0, 9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_unit_is_whole_in_one_micro_batch(of_row, size):
     units = [[row for row, unit in enumerate(of_row) if unit == number] for number in dict.fromkeys(of_row)]
     batches = micro_batches_by_rows(units, size)

@@ -39,7 +39,7 @@ rows = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6)), min_size=1, max
 
 
 @given(rows)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_both_layouts_have_the_same_targets_each_predicted_from_the_place_before_it(sizes):
     prompts = [ids(*range(100 * row, 100 * row + p)) for row, (p, _) in enumerate(sizes)]
     tokens = [ids(*range(100 * row + p, 100 * row + p + n)) for row, (p, n) in enumerate(sizes)]
@@ -58,7 +58,7 @@ def test_both_layouts_have_the_same_targets_each_predicted_from_the_place_before
 
 
 @given(rows)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_rows_and_flat_are_each_others_inverse_with_gradient(sizes):
     lengths = [n for _, n in sizes]
     flat = torch.arange(1.0, sum(lengths) + 1, requires_grad=True)
@@ -106,7 +106,7 @@ def test_batches_that_cannot_be_are_refused():
 
 
 @given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 40), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_row_is_in_one_micro_batch_within_the_budget(lengths, budget, padded):
     batches = micro_batches_by_tokens(lengths, budget, padded=padded)
     assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
@@ -123,7 +123,7 @@ def test_every_row_is_in_one_micro_batch_within_the_budget(lengths, budget, padd
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), max_size=12), st.integers(1, 60), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_units_are_whole_in_micro_batches_within_the_budget(rows, budget, padded):
     lengths = [length for _, length in rows]
     units = [

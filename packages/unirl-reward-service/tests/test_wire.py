@@ -292,7 +292,7 @@ def test_metadata_nested_too_deep_is_refused() -> None:
 SEEDS = [body(batch, codec=codec) for batch in BATCHES.values() for codec in ("raw", "png", "webp")]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(st.data())
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_changed_bytes_are_read_or_refused_and_raise_nothing_else(data: st.DataObject) -> None:

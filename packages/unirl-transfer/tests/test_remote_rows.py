@@ -133,7 +133,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     counts=st.lists(st.integers(0, 4), min_size=1, max_size=3),
     width=st.integers(1, 3),
@@ -341,7 +341,7 @@ def test_leaving_and_fetching_again_is_the_same_batch_and_one_question():
     assert shelf.fetches == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
     picks=st.lists(st.integers(0, 10**6), max_size=5),

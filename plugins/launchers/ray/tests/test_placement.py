@@ -260,7 +260,7 @@ def test_every_row_goes_to_just_one_worker(workers: int) -> None:
     st.integers(1, 6),
     st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_row_goes_to_just_one_worker_with_its_unit(
     rows: list[tuple[int, int, int]], workers: int, is_text: bool
 ) -> None:

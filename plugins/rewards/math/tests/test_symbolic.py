@@ -118,7 +118,7 @@ def test_a_key_that_is_no_expression_is_the_keys_fault(grader: SymbolicGrader, k
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_integers_are_equal_here_as_they_are_for_math_verify(grader: SymbolicGrader, one: int, other: int) -> None:
     for key, answer in ((one, one), (one, other)):
         assert outcome(grader, str(key), f"{answer:,}") == ("right" if key == answer else "wrong")
@@ -127,7 +127,7 @@ def test_integers_are_equal_here_as_they_are_for_math_verify(grader: SymbolicGra
 
 
 @given(st.text(st.sampled_from("\\boxed{frac}$ 12.,%^_()[]=<½\ud800\0\n"), max_size=30))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_text_upsets_a_worker(grader: SymbolicGrader, text: str) -> None:
     assert outcome(grader, "1/2", text) in ("right", "wrong", "unparsed", "failed")
 
