@@ -328,7 +328,11 @@ def test_a_dual_clip_above_the_clip_range_is_accepted() -> None:
         ("quickstart-dppo", ["sampling.kernel=euler"], "sampling.kernel: algorithm 'flow-dppo' takes ratios"),
         (
             "quickstart-dppo",
-            ["sampling.kernel=cps", "+sampling.kernel_options.constants=false"],
+            [
+                "sampling.kernel=cps",
+                "+sampling.kernel_options.constants=false",
+                "sampling.sde={mode: fraction, last: 0.9}",
+            ],
             "sampling.kernel_options.constants: got false",
         ),
         ("quickstart-dppo", ["algorithm.threshold=null"], "algorithm.threshold: got null, expected a KL for loss"),
@@ -342,7 +346,11 @@ def test_a_dual_clip_above_the_clip_range_is_accepted() -> None:
         ),
         ("quickstart", ["algorithm.loss=cispo", "algorithm.ratio=sequence"], "algorithm.ratio: got sequence, expected"),
         ("quickstart-tempflow", ["sampling.sde.window=2"], "sampling.sde: got mode 'window' of 2 steps, expected one"),
-        ("quickstart-tempflow", ["sampling.sde.mode=fraction"], "sampling.sde: got mode 'fraction', expected one SDE"),
+        (
+            "quickstart-tempflow",
+            ["sampling.sde.mode=fraction", "sampling.sde.per_group=false"],
+            "sampling.sde: got mode 'fraction', expected one SDE",
+        ),
         ("quickstart-tempflow", ["sampling.same_initial_noise=false"], "sampling.same_initial_noise: got false"),
     ],
 )
