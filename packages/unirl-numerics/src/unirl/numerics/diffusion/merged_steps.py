@@ -26,7 +26,7 @@ def merged_steps(kernel: Kernel, sigmas: Tensor, *, step: int, std: float) -> Te
     # The sigma after the first one stands in for 1, whichever that becomes.
     first = ends if step == 0 else sigmas[1].float()
     stds = kernel.coefficients(sigmas[step].float().expand_as(ends), sigma_next=ends, sigma_max=first).std
-    enough = torch.nonzero(stds >= std).flatten().tolist()
+    enough = [place for place, value in enumerate(stds) if float(value) >= std]
     if not enough:
         most = f"{float(stds.max()):.3g}" if len(stds) else "no"
         raise ValueError(
