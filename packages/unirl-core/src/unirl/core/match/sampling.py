@@ -104,6 +104,8 @@ def _rollouts(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog
 def _noise(key: str, sampling: LatentSamplingConfig, stage: Stage) -> Iterator[Reason]:
     """Reasons against an `eta` that the kernel of the settings at `key` cannot have, and steps without noise."""
     kernel, eta = sampling.kernel, sampling.eta
+    # An engine of stored samples refuses stochastic steps itself.
+    draws = not stage.engine.spec.samples
     if kernel == "cps" and eta > 1:
         yield Reason(key=f"{key}.eta", text=f"got {eta}, expected at most 1 with kernel 'cps', where 1 is all noise.")
     if stage.needs.stochastic and sampling is stage.sampling:
@@ -111,7 +113,7 @@ def _noise(key: str, sampling: LatentSamplingConfig, stage: Stage) -> Iterator[R
     elif eta and kernel in DETERMINISTIC_KERNELS:
         text = f"got {eta}, expected 0: kernel {kernel!r} is deterministic. Set it to 0, or use a stochastic kernel, "
         yield Reason(key=f"{key}.eta", text=text + "such as flow-sde.")
-    elif sampling.sde.mode != "none" and (kernel in DETERMINISTIC_KERNELS or (":" not in kernel and not eta)):
+    elif draws and sampling.sde.mode != "none" and (kernel in DETERMINISTIC_KERNELS or (":" not in kernel and not eta)):
         yield Reason(
             key=f"{key}.sde.mode",
             text=f"got {sampling.sde.mode!r}, but kernel {kernel!r} with eta {eta} makes no step stochastic. Set it to "
