@@ -20,9 +20,9 @@ __all__ = ["training_problems", "units_of_a_rank"]
 
 
 def units_of_a_rank(plan: Plan, stage: Stage, *, of_group: int) -> tuple[int, str]:
-    """What the train rank with the fewest of them has of a rollout, and words for where that is.
+    """Number of samples, or of units, on the train rank that gets the fewest in a step, and a phrase that says where.
 
-    of_group: what a group trains on, samples or units of several that stay together.
+    of_group: samples of a group that are trained on; or its units, several samples each, that are never split.
     """
     groups = plan.data.prompts_per_step * plan.rows_per_prompt(stage) // plan.rows_compared(stage)
     ranks = 1 if plan.launcher is None else cast("LauncherConfig", plan.launcher.config).processes.train

@@ -137,7 +137,7 @@ class SdeStepsConfig:
 
     @property
     def sde_count(self) -> int | None:
-        """How many steps are stochastic, in a mode where that does not depend on the number of all."""
+        """Number of stochastic steps of a sample; None in modes where it depends on the number of all steps."""
         return {"window": self.window, "random": self.count, "fixed": len(self.steps), "none": 0}.get(self.mode)
 
     def possible_steps(self, num_steps: int) -> list[int]:

@@ -18,7 +18,7 @@ __all__ = ["PairsConfig", "split_groups"]
 
 @dataclass
 class PairsConfig(PartConfig):
-    """Of a loss of preference pairs."""
+    """Settings of losses on preference pairs. An algorithm's config inherits from it."""
 
     pairs_per_group: int = limit(1, least=1)
     """Pairs made of each group: the best sample with the worst one, the second best with the second worst, and so on,
