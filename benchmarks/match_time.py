@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 
-from unirl.core.match.match import match_parts
+from unirl.core.match.parts import match_parts
 from unirl.core.plugins.catalog import Catalog
 
 ROUNDS = 20

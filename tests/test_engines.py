@@ -18,7 +18,7 @@ from external_engines.listening import Listening
 from external_engines.locks import Pin, read_lock
 from source_imports import imports
 from unirl.core.errors import RecipeError, RunFailed
-from unirl.core.match.match import match_pair
+from unirl.core.match.parts import match_pair
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import Model
 from unirl.core.specs.capability import Cap

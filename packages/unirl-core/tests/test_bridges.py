@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from unirl.core.errors import PluginBroken
-from unirl.core.match.match import match_pair, match_parts, served_kinds
+from unirl.core.match.parts import match_pair, match_parts, served_kinds
 from unirl.core.plugins.bridges import bridge_name, import_bridge, lacks_bridge
 from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.spec import AlgorithmSpec, EngineSpec, ModelSpec

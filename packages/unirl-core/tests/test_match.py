@@ -20,7 +20,7 @@ from toy_specs import (
     without,
 )
 from unirl.core.limits import Reason
-from unirl.core.match.match import match_parts
+from unirl.core.match.parts import match_parts
 from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import RunConfig, TrainConfig
 from unirl.core.specs.part_config import PartConfig

@@ -19,7 +19,8 @@ from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
 from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
 from unirl.conformance.reference import LossInputs
 from unirl.core.errors import BatchError
-from unirl.core.match.match import match, match_parts
+from unirl.core.match.match import match
+from unirl.core.match.parts import match_parts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import Replayed

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from unirl.core.errors import PluginNotFound, PluginNotInstalled, RecipeError
-from unirl.core.match.match import Verdict, match_pair, match_parts, served_kinds
+from unirl.core.match.parts import Verdict, match_pair, match_parts, served_kinds
 from unirl.core.names import did_you_mean
 from unirl.core.plugins.catalog import Catalog, Found, PluginRecord
 from unirl.core.plugins.registry import known_parts

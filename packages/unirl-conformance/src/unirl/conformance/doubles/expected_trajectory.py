@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from unirl.core.match.match import DETERMINISTIC_KERNELS
+from unirl.core.match.sampling import DETERMINISTIC_KERNELS
 from unirl.core.roles import DiffusionModel
 from unirl.core.types.array import Ragged
 from unirl.core.types.request import Request

@@ -13,8 +13,8 @@ from .discovery import allow_code_option, discover, plugins_dir_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..match.match import Verdict
     from ..match.named_code import NamedCode
+    from ..match.parts import Verdict
     from ..specs.plan import Origin, Plan
     from .preflight import Readiness
 

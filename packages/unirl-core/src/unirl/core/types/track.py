@@ -208,8 +208,7 @@ class LatentSegment(Batch):
 
         slots = max(int(batch.positions.shape[1]) for batch in batches)
         # Latents that lie elsewhere cannot be filled up here; joining says that their shapes differ.
-        here = [isinstance(cast(object, batch.latents), torch.Tensor) for batch in batches]
-        filled = [batch.with_slots(slots) if is_here else batch for batch, is_here in zip(batches, here, strict=True)]
+        filled = [b.with_slots(slots) if isinstance(cast(object, b.latents), torch.Tensor) else b for b in batches]
         return super()._concat(filled)
 
 
@@ -247,10 +246,7 @@ class TextSegment(Batch):
         lengths = self.lengths
         for name in PER_TOKEN:
             values = cast("tuple[Array, ...] | None", getattr(self, name))
-            if values is None:
-                continue
-            result = tuple(int(value.shape[0]) for value in values)
-            if result != lengths:
+            if values is not None and (result := tuple(int(value.shape[0]) for value in values)) != lengths:
                 raise BatchError(f"TextSegment.{name}: {result} entries for {lengths} tokens; one per token is needed.")
 
     @property
@@ -377,9 +373,8 @@ class Track(Batch):
     def padding(self, rows: Sequence[int], *, copies: int = 1) -> Self:
         """Copies of the unit `rows` with weight 0 and status PADDING; each copy is a separate unit."""
         once = self.select(rows)
-        once = dataclasses.replace(
-            once, sample_weights=once.sample_weights * 0, status=(Status.PADDING,) * once.num_rows
-        )
+        status = (Status.PADDING,) * once.num_rows
+        once = dataclasses.replace(once, sample_weights=once.sample_weights * 0, status=status)
         result = once.select([*range(once.num_rows)] * copies)
         if result.unit_ids is None:
             return result

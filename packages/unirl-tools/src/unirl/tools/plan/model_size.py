@@ -123,7 +123,8 @@ def model_size(
     Raises RecipeError for a model whose shapes depend on values, and for LoRA targets that match no layer.
     """
     module = model.trainable
-    blocks = _blocks(module, names_in(model.spec.wrap_blocks, module))
+    names = names_in(model.spec.wrap_blocks, module)
+    blocks = [part for part in module.modules() if type(part).__name__ in names]
     adapted = _adapted(model, memory)
     quantized = _quantized(blocks) if memory.quantized else []
     params = list(module.parameters())
@@ -314,10 +315,6 @@ def _parts(model: Any) -> Iterator[tuple[str, nn.Module]]:
     for name, part in components.items():
         if isinstance(part, nn.Module):
             yield name, part
-
-
-def _blocks(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    return [part for part in module.modules() if type(part).__name__ in names]
 
 
 def _bytes_of_blocks(module: nn.Module, blocks: Sequence[nn.Module]) -> list[int]:
