@@ -119,6 +119,13 @@ def test_a_setting_beside_metadata_is_refused_as_well(tmp_path: Path) -> None:
         read_prompts(path, settings={"seed": "run.seed"})
 
 
+def test_a_cell_of_csv_may_be_long(tmp_path: Path) -> None:
+    """Longer than the 131,072 characters that Python's reader takes by default."""
+    text = "word " * 30_000
+    write_csv(tmp_path / "p.csv", [{"prompt": "short"}, {"prompt": text}])
+    assert [len(prompt.text.split()) for prompt in read_prompts(tmp_path / "p.csv")] == [1, 30_000]
+
+
 def test_rows_of_csv_are_named_by_their_first_line(tmp_path: Path) -> None:
     path = tmp_path / "p.csv"
     path.write_bytes(b'\xef\xbb\xbfprompt,n\r\n"a\nb",1\r\n\r\nc\r\n"d",,\r\ne,2\r\n')

@@ -179,6 +179,8 @@ def test_the_hash_does_not_change_with_what_leaves_the_numbers_alone(toy_catalog
     idle = ["run.name=other", "run.dir=elsewhere", "run.max_steps=7", "run.save_every=3", "run.media_every=0"]
     idle += ["run.save_async=true"]
     idle += ["train.micro_batch_size=2", "train.replay=serial", "engine.batch=3"]
+    # They only say what ends a run.
+    idle += ["advantage.constant_reward=fail", "train.logp_mismatch_max=0.5", "train.logp_mismatch_mean=0.5"]
     base = compose("toy/base", [DATA], catalog=toy_catalog)
     assert compose("toy/base", [DATA, *idle, "+tracker@tracker.notes=notes"], catalog=toy_catalog).hash == base.hash
 

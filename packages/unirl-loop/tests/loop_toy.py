@@ -91,7 +91,10 @@ class ToyAlgorithm(Algorithm):
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         assert track.rewards is not None
-        return dataclasses.replace(track, advantages=track.rewards - track.rewards.mean()), {}
+        rewards = track.rewards
+        # Rounding of the mean must not make an advantage of equal rewards.
+        advantages = (rewards - rewards.mean()) * (rewards.max() > rewards.min())
+        return dataclasses.replace(track, advantages=advantages), {}
 
     def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
         return track
@@ -268,6 +271,7 @@ def run(
     held_out: Sequence[Prompt] = (),
     should_stop: Callable[[], bool] = lambda: False,
     interrupting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    was_evaluated: Callable[[int], bool] = lambda step: True,
     into: Ran | None = None,
 ) -> Ran:
     ran = into or Ran()
@@ -284,6 +288,7 @@ def run(
         save=ran.saved.append,
         should_stop=should_stop,
         interrupting=interrupting,
+        was_evaluated=was_evaluated,
     )
     return ran
 

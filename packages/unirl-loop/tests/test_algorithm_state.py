@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any, cast
 
 import pytest
 import torch
-from loop_toy import Ran, ToyAlgorithm, ToyBackend, parts, plan, run
+from loop_toy import Ran, ToyAlgorithm, ToyBackend, ToyEngine, at, parts, plan, run
 from unirl.core.errors import CheckpointError, RunFailed
 from unirl.core.roles import Algorithm, ScoreInput, Scores
+from unirl.core.specs.capability import Needs
+from unirl.core.types.track import Track
 from unirl.loop.algorithm_state import algorithm_state, end_algorithm_step, resume_algorithm
 from unirl.loop.parts import Parts
 
@@ -119,14 +122,56 @@ def test_a_resume_without_the_state_on_either_side_is_refused() -> None:
         resume_algorithm(of(Counting()), {"others": 1.0}, folder=FOLDER)
 
 
+class Constant:
+    def score(self, samples: ScoreInput) -> Scores:
+        return Scores(values=torch.ones(len(samples.group_ids)))
+
+    def close(self) -> None: ...
+
+
+def test_equal_rewards_are_trained_on_where_they_differ_from_those_of_earlier_steps() -> None:
+    class AgainstEarlier(ToyAlgorithm):
+        """The mean of the first step is 0, of the others 1."""
+
+        mean = 0.0
+
+        def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+            assert track.rewards is not None
+            return dataclasses.replace(track, advantages=track.rewards - self.mean), {"mean": self.mean}
+
+        def end_step(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
+            self.mean = 1.0
+            return {}
+
+    made_of = with_algorithm(AgainstEarlier(), rewards={"light": Constant()})
+    first, second = (event.data["metrics"] for event in run(made_of, plan(run={"max_steps": 2})).steps)
+    assert (first["mean"], first["updates"]) == (0.0, 1) and "steps_skipped" not in first
+    assert second["steps_skipped"] == 1.0 and "updates" not in second
+
+
+def test_a_step_that_fails_in_training_is_not_saved_where_a_critic_may_have_trained() -> None:
+    def fail() -> None:
+        raise RuntimeError("no memory")
+
+    for needs, saved in ((Needs(), [1]), (Needs(critic=True), []), (Needs(fake_score=True), [])):
+        toy, ran = plan(run={"max_steps": 3}), Ran()
+        chosen = toy.only.algorithm
+        assert chosen is not None
+        spec = dataclasses.replace(chosen.spec, needs=needs)
+        stage = dataclasses.replace(toy.only, algorithm=dataclasses.replace(chosen, spec=spec))
+        toy = dataclasses.replace(toy, stages=(stage,))
+        with pytest.raises(RunFailed, match="no memory"):
+            run(parts(backend=ToyBackend(during=at(1, fail))), toy, into=ran)
+        assert ran.saved == saved
+        # In the rollout nothing has trained.
+        ran = Ran()
+        with pytest.raises(RunFailed, match="no memory"):
+            run(parts(engine=ToyEngine(during=at(1, fail))), toy, into=ran)
+        assert ran.saved == [1]
+
+
 def test_a_step_that_fails_is_saved_with_the_state_before_it() -> None:
     """A step that took no update got to its end and fails then; what is saved must be the end of the step before it."""
-
-    class Constant:
-        def score(self, samples: ScoreInput) -> Scores:
-            return Scores(values=torch.ones(len(samples.group_ids)))
-
-        def close(self) -> None: ...
 
     class FailsAtTheEnd(Counting):
         def end_step(self, metrics: Mapping[str, float]) -> Mapping[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from small_runs import events, plan, run, steps, tensors
 from unirl.core.errors import PlanRejected, ProcessLost, RunFailed
 from unirl.core.match.match import match
 from unirl.loop import restarts
-from unirl.loop import run as running
+from unirl.loop import step as loop_step
 from unirl.loop.restarts import with_restarts
 
 
@@ -96,21 +96,17 @@ def test_restarts_without_checkpoints_are_refused() -> None:
     assert match(plan("run.restarts=2", "run.save_every=5")).accepted
 
 
-def lost_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first time that a run has completed this step, and before it is saved, a process is lost."""
-    original: Callable[..., Any] = running.run_loop
-    left = [1]
+def lost_at_the_end_of(last: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time that a run has trained in this step, counted from 1, a process is lost."""
+    original, left = loop_step.train_step, [1]
 
-    def run_loop(*args: Any, after: Callable[..., None], **kwargs: Any) -> Any:
-        def then(completed: int, scores: Any) -> None:
-            after(completed, scores)
-            if completed == step and left:
-                left.clear()
-                raise ProcessLost(LOST)
+    def train_step(*args: Any, step: int, **kwargs: Any) -> None:
+        original(*args, step=step, **kwargs)
+        if step + 1 == last and left:
+            left.clear()
+            raise ProcessLost(LOST)
 
-        return original(*args, after=then, **kwargs)
-
-    monkeypatch.setattr(running, "run_loop", run_loop)
+    monkeypatch.setattr(loop_step, "train_step", train_step)
 
 
 @pytest.mark.parametrize(("lost_at", "save_every", "resumed_at"), [(2, 1, 1), (1, 2, None)])
@@ -119,7 +115,7 @@ def test_a_run_that_lost_a_process_goes_on_from_its_checkpoint_bit_for_bit(
 ) -> None:
     words = ("run.max_steps=2", "run.restarts=1", f"run.save_every={save_every}")
     whole = run(tmp_path / "whole", *words).folder
-    lost_after(lost_at, monkeypatch)
+    lost_at_the_end_of(lost_at, monkeypatch)
     folder = run(tmp_path / "run", *words).folder
     assert steps(folder) == steps(whole)
     expected, result = tensors(whole, 2), tensors(folder, 2)

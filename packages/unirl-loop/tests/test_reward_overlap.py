@@ -17,7 +17,8 @@ from unirl.core.specs.plan import Plan
 from unirl.core.types.batch import same
 from unirl.loop.parts import Parts
 from unirl.loop.phases import Phases
-from unirl.loop.queue import MAX_UNSCORED, GroupQueue, ScoredGroups
+from unirl.loop.queue import MAX_UNSCORED, GroupQueue
+from unirl.loop.scored_groups import ScoredGroups
 from unirl.loop.scoring import score
 
 

@@ -75,7 +75,7 @@ def test_a_run_that_is_to_fail_stops_before_it_trains_on_and_is_saved() -> None:
     toy = plan(run={"max_steps": 24, "on_hacking": "fail"})
     with pytest.raises(RunFailed, match=r"the trained reward 'light' rose by .*'light/dark' fell .*reward hacking"):
         run(parts(engine=ToyEngine(), backend=backend, rewards={"light": Trades()}), toy, into=ran)
-    # The twentieth is not trained on. Of the first, all samples score 0, and there is nothing to train on either.
+    # The twentieth is not trained on. In one before, all samples score alike in fp32: there is nothing to train on.
     assert len(backend.trained) == 18 and ran.saved == [19]
 
 

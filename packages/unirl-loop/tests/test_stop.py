@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from loop_toy import Light, Ran, ToyBackend, ToyEngine, at, parts, plan, run
+from unirl.core.errors import RunFailed
 from unirl.core.types.data import Prompt
 from unirl.loop.stop import Preempted, Stop, stop_on_signal
 
@@ -91,6 +92,30 @@ def test_an_evaluation_is_interrupted_and_its_boundary_saved() -> None:
     ran, _ = stopped(toy, engine=ToyEngine(during=at(1, sent(signal.SIGTERM))), held_out=HELD_OUT)
     assert ran.result == (3, "stopped") and ran.saved == [3]
     assert not [event for event in ran.events if event.kind == "evaluated"]
+
+
+def test_an_evaluation_that_was_not_made_is_made_up() -> None:
+    toy = plan(run={"max_steps": 3})
+    for start, every, expected in ((2, 1, [2, 3]), (2, 0, [3]), (3, 0, [3])):
+        toy.eval.every = every
+        ran = run(parts(), toy, start=start, held_out=HELD_OUT, was_evaluated=lambda step: False)
+        assert [event.step for event in ran.events if event.kind == "evaluated"] == expected
+        done = run(parts(), toy, start=start, held_out=HELD_OUT)
+        assert [event.step for event in done.events if event.kind == "evaluated"] == [
+            at for at in expected if at > start
+        ]
+
+
+def test_an_evaluation_that_fails_leaves_the_steps_before_it() -> None:
+    def fail() -> None:
+        raise RuntimeError("no reply")
+
+    toy, ran = plan(run={"max_steps": 9}), Ran()
+    toy.eval.every = 2
+    # The calls of the engine: an evaluation, two rollouts, an evaluation.
+    with pytest.raises(RunFailed, match="no reply"):
+        run(parts(engine=ToyEngine(during=at(3, fail))), toy, held_out=HELD_OUT, into=ran)
+    assert ran.saved == [2]
 
 
 def test_a_rollout_on_another_thread_is_left(lets_go: threading.Event) -> None:

@@ -105,7 +105,7 @@ def run_job(job: Job, folder: Path) -> dict[str, Any]:
         while job.budget.of(meter.spent) < 1:
             step = meter.spent.steps
             most = plan.data.dynamic_sampling_rounds * plan.data.prompts_per_step
-            rows = order.step(step), order.spare(step)[:most] if most else ()
+            rows = order.step(step), order.spare(step, most) if most else ()
             chosen, spare = ([data.prompts[row] for row in each] for each in rows)
             meter.begin()
             run_step(parts, plan, [*chosen, *spare], step=step, events=events, trackers=trackers)

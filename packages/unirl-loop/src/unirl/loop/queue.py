@@ -13,23 +13,23 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from unirl.core.match.composition import weighted_rewards
 from unirl.core.types.data import Prompt
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.track import Track
 
 from .build import reward_weights
 from .credit import credited
-from .dynamic_sampling import Drawn, UsefulGroups
+from .dynamic_sampling import UsefulGroups
 from .generation import generate_stages
 from .parts import Parts, attributed, engine_names, kept_weights, sync_weights
 from .phases import Phases
 from .requests import step_requests
+from .scored_groups import ScoredGroups
 from .scoring import check_scored, combined, score_by
 from .scouts import chosen_by, known_rewards, scout_requests
 from .step_rewards import expectation_requests, with_step_rewards
@@ -40,29 +40,11 @@ if TYPE_CHECKING:
     from unirl.core.types.array import Array
     from unirl.core.types.request import Request
 
-__all__ = ["MAX_UNSCORED", "GroupQueue", "ScoredGroups"]
+__all__ = ["MAX_UNSCORED", "GroupQueue"]
 
 MAX_UNSCORED = 4
 """Pieces that may be generated and not scored. More would hide longer swings of a reward's speed; they would also let
 generation continue for longer after a reward has begun to fail or hang."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredGroups(Rollout):
-    """The groups of a step with their rewards and credit from child stages, and how long they took."""
-
-    generate_s: float
-    """Seconds in which the engine was generating."""
-    score_s: float
-    """Seconds in which the busiest reward was scoring; of all of them where they score one after the other."""
-    latencies_s: tuple[float, ...]
-    """Seconds from the end of each piece's generation to the last of its scores."""
-    most_unscored: int
-    """Most pieces that were generated and not scored."""
-    drawn: Drawn | None = None
-    """How the groups were chosen by dynamic sampling."""
-    scouts: Mapping[str, float] = field(default_factory=lambda: dict[str, float]())
-    """Sample id -> reward of its scout, for all scouts of the step that have one."""
 
 
 @dataclass(kw_only=True)
@@ -169,6 +151,8 @@ class GroupQueue:
         """Give the engines the weights that train now. Returns what does so later, while they are busy."""
         if not all(groups.done() for groups in self._futures()):
             moved = [stage for stage in self.plan.stages if self._versions[stage.name] != versions[stage.name]]
+            # Stages that share an engine share its weights.
+            moved = list({id(self.parts.engines[stage.name]): stage for stage in moved}.values())
             if not moved:
                 return []
             if self.parts.sync is None:
@@ -211,15 +195,7 @@ class GroupQueue:
                 useful.add(rounds[-1].tracks)
                 spare = spare[count:]
             tracks, drawn = useful.chosen()
-            return ScoredGroups(
-                tracks=tracks,
-                generate_s=sum(each.generate_s for each in rounds),
-                score_s=sum(each.score_s for each in rounds),
-                latencies_s=tuple(seconds for each in rounds for seconds in each.latencies_s),
-                most_unscored=max(each.most_unscored for each in rounds),
-                drawn=drawn,
-                scouts={sample: reward for each in rounds for sample, reward in each.scouts.items()},
-            )
+            return ScoredGroups.of_rounds(rounds, tracks=tracks, drawn=drawn)
         except BaseException:
             self._is_over.set()
             raise
@@ -237,7 +213,7 @@ class GroupQueue:
         chosen, rewards = chosen_by(track, count=plan.only.samples), known_rewards(track)
         # Their images need not stay in memory beside those of the exact samples.
         del scouts, track
-        return replace(_after(self._exact(draw, chosen=chosen), *seconds), scouts=rewards)
+        return replace(self._exact(draw, chosen=chosen).after(*seconds), scouts=rewards)
 
     def _exact(self, draw: Callable[..., ScoredGroups], *, chosen: Collection[str] | None = None) -> ScoredGroups:
         """The samples to train on, with rewards of single steps where the algorithm needs them. chosen: as of
@@ -252,7 +228,7 @@ class GroupQueue:
         del expected
         groups = draw(exact)
         track = with_step_rewards(groups.tracks[stage.name], scored)
-        return _after(replace(groups, tracks={stage.name: track}), *seconds)
+        return replace(groups, tracks={stage.name: track}).after(*seconds)
 
     def _drawn(
         self,
@@ -375,11 +351,6 @@ class GroupQueue:
     def _check_over(self) -> None:
         if self._is_over.is_set():
             raise CancelledError
-
-
-def _after(groups: ScoredGroups, generate_s: float, score_s: float) -> ScoredGroups:
-    """The groups with the seconds of others that were drawn for them."""
-    return replace(groups, generate_s=groups.generate_s + generate_s, score_s=groups.score_s + score_s)
 
 
 def _num_unscored(scores: Sequence[Mapping[str, Future[_Scores]]]) -> int:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from unirl.core.errors import DataError, RecipeError
-from unirl.core.match.match import placed_key
+from unirl.core.match.stage_keys import placed_key
 from unirl.core.roles import diffusion_model, text_model
 from unirl.core.specs.model_options import with_defaults
 from unirl.core.types.data import Prompt

@@ -64,8 +64,8 @@ class RewardWatch:
                     name,
                     f"reward: the policy may have collapsed: {name!r} was {fmean(means):.3g} in the first {len(first)} "
                     f"steps, {lowest:.3g} for the worst sample, and is {fmean(last):.3g} in the last {len(last)}. Look "
-                    "at the samples; a learning rate that is too high is the usual cause. Resume from a checkpoint "
-                    "before, with a lower one; run.on_collapse=fail stops such a run.",
+                    "at the samples; a learning rate that is too high is the usual cause. Start a new run with a lower "
+                    "one; run.on_collapse=fail stops such a run.",
                 )
 
     def pairs(self, track: Track) -> Iterator[tuple[str, str, str]]:

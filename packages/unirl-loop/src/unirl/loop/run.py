@@ -14,7 +14,7 @@ from unirl.core.data.run_data import RunData, read_data
 from unirl.core.errors import PlanRejected, UniRLError
 from unirl.core.match.match import match
 from unirl.core.match.named_code import FLAG, named_code
-from unirl.core.observe.events import EventStream
+from unirl.core.observe.events import EventStream, read_events
 from unirl.core.observe.tracking import Trackers
 from unirl.core.roles import RunInfo
 from unirl.core.specs.plan import Plan
@@ -211,4 +211,13 @@ class _Run:
                 should_stop=lambda: stop.is_set,
                 interrupting=stop.interrupting,
                 after=after,
+                was_evaluated=self._was_evaluated,
             )
+
+    def _was_evaluated(self, step: int) -> bool:
+        try:
+            events = read_events(self._folder / EVENTS_FILE)
+        except ValueError:
+            # What reads the file for its own sake names the line. Nothing is evaluated twice for it.
+            return True
+        return any(event.kind == "evaluated" and event.step == step for event in events)

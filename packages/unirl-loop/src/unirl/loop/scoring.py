@@ -26,6 +26,7 @@ __all__ = [
     "check_scored",
     "combined",
     "constant_reward",
+    "has_advantages",
     "known",
     "mean_parts",
     "reaches",
@@ -252,12 +253,20 @@ def agreements(track: Track) -> dict[str, float]:
 
 
 def constant_reward(track: Track) -> float | None:
-    """The one value that every sample got, or None when they differ; such a batch has no training signal."""
+    """The one value that every sample got, or None when they differ."""
     assert track.rewards is not None
     counted = track.rewards[track.sample_weights > 0]
     if counted.numel() > 1 and bool((counted == counted[0]).all()):
         return float(counted[0])
     return None
+
+
+def has_advantages(track: Track) -> bool:
+    """Whether a sample or one of its actions has an advantage that is not 0. Samples of equal rewards have where an
+    algorithm compares them with those of earlier steps, or adds something to the reward."""
+    actions = track.segment.advantages if track.segment is not None else None
+    values = [track.advantages, *(actions if isinstance(actions, tuple) else [actions])]
+    return any(bool((value != 0).any()) for value in values if value is not None)
 
 
 def _scored(values: Array, scored: Array | None) -> Array:

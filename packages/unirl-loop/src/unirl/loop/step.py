@@ -10,7 +10,6 @@ from typing import Literal
 
 from unirl.core.data.prompts import PromptOrder
 from unirl.core.errors import RewardFailed, RunFailed
-from unirl.core.match.mismatch_bounds import train_settings
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.roles import Job
@@ -18,7 +17,6 @@ from unirl.core.specs.capability import Cap
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.data import Prompt
 from unirl.core.types.rollout import Rollout
-from unirl.core.types.track import Track
 
 from .algorithm_state import algorithm_state, end_algorithm_step
 from .costs import track_bytes
@@ -27,11 +25,12 @@ from .generation import kept_images
 from .lineage import cut_texts, fallbacks
 from .parts import Parts, attributed, engine_names, stage_job
 from .phases import Phases
-from .queue import GroupQueue, ScoredGroups
+from .queue import GroupQueue
 from .reward_watch import RewardWatch
 from .saved_samples import save_samples
-from .scoring import agreements, constant_reward, known, mean_parts
+from .scoring import constant_reward, has_advantages
 from .scouts import scout_metrics
+from .step_metrics import drawn_metrics, overlap_metrics, reward_metrics, stage_findings, staleness_metrics
 from .step_rewards import step_reward_metrics
 from .stop import Preempted
 from .unfinished import left_out
@@ -52,6 +51,7 @@ def run_loop(
     should_stop: Callable[[], bool],
     interrupting: Callable[[], AbstractContextManager[None]] = nullcontext,
     after: Callable[[int, Mapping[str, float] | None], None] = lambda step, scores: None,
+    was_evaluated: Callable[[int], bool] = lambda step: True,
 ) -> tuple[int, Literal["done", "stopped"]]:
     """Run steps `start` to `run.max_steps`; returns the steps completed and whether they were all of them.
 
@@ -62,6 +62,7 @@ def run_loop(
     interrupting: context of what an urgent stop may interrupt, see `Stop.interrupting`: rollouts and evaluations, for
     the weights of the last boundary are still there.
     after: called with the steps done and the metrics of an evaluation after them, before they are saved.
+    was_evaluated: whether the evaluation after `start` steps was made; one that a signal or a failure ended is made up.
     """
     order = PromptOrder(len(prompts), plan.data.prompts_per_step, seed=plan.run.seed, shuffle=plan.data.shuffle)
     last, watch = plan.run.max_steps, RewardWatch(plan.run.max_steps)
@@ -70,22 +71,33 @@ def run_loop(
     def prompts_of(step: int) -> list[Prompt]:
         # A round draws at most as many prompts as a step has.
         most = plan.data.dynamic_sampling_rounds * plan.data.prompts_per_step
-        rows = order.step(step) + (order.spare(step)[:most] if most else ())
+        rows = order.step(step) + (order.spare(step, most) if most else ())
         return [prompts[row] for row in rows]
 
+    def is_due(done: int) -> bool:
+        return bool(held_out) and (done == last or (plan.eval.every > 0 and done % plan.eval.every == 0))
+
+    def evaluated(done: int) -> dict[str, float]:
+        with interrupting():
+            queue.settle()
+            return evaluate(parts, plan, held_out, step=done, events=events, trackers=trackers)
+
+    # Of a critic and a fake score no version tells whether they have trained.
+    has_others = any(stage.needs.critic or stage.needs.fake_score for stage in plan.trained)
     boundary = start
     try:
         with kept_images(plan), GroupQueue(parts, plan) as queue:
             if held_out and start == 0:
-                with interrupting():
-                    evaluate(parts, plan, held_out, step=0, events=events, trackers=trackers)
+                evaluated(0)
+            elif is_due(start) and not was_evaluated(start):
+                after(start, evaluated(start))
             for step in range(start, last):
                 events.check()
                 if should_stop() or 0 < plan.run.stop_at <= step:
                     if saved != step:
                         save(step)
                     return step, "stopped"
-                versions, done = parts.versions, step + 1
+                versions, done, phases = parts.versions, step + 1, Phases()
                 states = {name: algorithm_state(algorithm) for name, algorithm in parts.algorithms.items()}
                 try:
                     with kept_images(plan, step):
@@ -96,24 +108,27 @@ def run_loop(
                             end=min(last, plan.run.stop_at or last),
                             events=events,
                             trackers=trackers,
+                            phases=phases,
                             watch=watch,
                             should_stop=should_stop,
                             interrupting=interrupting,
                         )
                 except Exception:
-                    if parts.versions == versions and step > start and saved != step:
+                    is_before = parts.versions == versions and not (has_others and "train" in phases.seconds)
+                    if is_before and step > start and saved != step:
                         for name, algorithm in parts.algorithms.items():
                             if states[name]:
                                 # A step that took no update may have come as far as the end of it.
                                 algorithm.load_state(states[name])
                         save(step)
                     raise
-                boundary, scores = done, None
-                if held_out and (done == last or (plan.eval.every and done % plan.eval.every == 0)):
-                    with interrupting():
-                        queue.settle()
-                        scores = evaluate(parts, plan, held_out, step=done, events=events, trackers=trackers)
-                after(done, scores)
+                boundary = done
+                try:
+                    after(done, evaluated(done) if is_due(done) else None)
+                except Exception:
+                    if saved != done:
+                        save(done)
+                    raise
                 if done == last or (plan.run.save_every and done % plan.run.save_every == 0):
                     save(done)
                     saved = done
@@ -143,6 +158,7 @@ def train_step(
     events: EventStream,
     trackers: Trackers,
     end: int,
+    phases: Phases | None = None,
     watch: RewardWatch | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     interrupting: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -151,11 +167,11 @@ def train_step(
 
     prompts_of: step -> its prompts, followed with dynamic sampling by those that may replace them.  end: the first step
     that is not run; with `run.max_staleness`, rollouts of steps before it are started ahead of training on this one.
-    watch: of the rewards over the run so far.  should_stop: nothing is started ahead when it says so.
-    interrupting: see `run_loop`.
+    phases: takes the seconds of the step.  watch: of the rewards over the run so far.  should_stop: nothing is started
+    ahead when it says so.  interrupting: see `run_loop`.
     """
     parts, plan = queue.parts, queue.plan
-    began, phases, num_ready = time.perf_counter(), Phases(), queue.num_ready
+    began, phases, num_ready = time.perf_counter(), phases or Phases(), queue.num_ready
     with interrupting():
         if queue.last_step is None:
             queue.put(step, prompts_of(step), phases=phases)
@@ -163,7 +179,7 @@ def train_step(
     ahead = min(step + 1 + plan.run.max_staleness, step + 1 if should_stop() else end)
     for number in range(max(step, queue.last_step or 0) + 1, ahead):
         queue.put(number, prompts_of(number), phases=phases)
-    metrics = _drawn_metrics(rollout, step=step + 1, events=events) | scout_metrics(rollout.scouts, rollout.tracks)
+    metrics = drawn_metrics(rollout, step=step + 1, events=events) | scout_metrics(rollout.scouts, rollout.tracks)
     metrics |= left_out(rollout.tracks, plan) | fallbacks(rollout.tracks, plan)
     metrics |= cut_texts(rollout.tracks, plan, parts.models)
     shows_samples = bool(plan.run.media_every) and step % plan.run.media_every == 0
@@ -178,7 +194,7 @@ def train_step(
             if plan.run.on_hacking == "fail":
                 raise RunFailed(text)
             events.finding(text, step=step, once=f"{stage.name}: {pair}")
-    found = {stage.name: _staleness(plan, stage, rollout, version=parts.version(stage)) for stage in plan.stages}
+    found = {stage.name: staleness_metrics(plan, stage, rollout, version=parts.version(stage)) for stage in plan.stages}
     jobs: list[Job] = []
     try:
         for stage in plan.stages:
@@ -193,38 +209,21 @@ def train_step(
             _train(parts, plan, learner, jobs, step=step, phases=phases, metrics=found)
     for stage in plan.stages:
         own, track = found[stage.name], rollout.tracks[stage.name]
-        if own.get("steps_skipped"):
-            text = (
-                f"reward: all {track.num_rows} samples of step {step} got {own['reward_mean']:g}, so there was nothing "
-                "to learn from and the step made no update. Look at the samples and the reward; "
-                "advantage.constant_reward=fail stops the run instead."
-            )
-            events.finding(text, step=step + 1, once="constant reward")
-        if own.get("updates_skipped"):
-            text = (
-                f"{stage.name}: {own['updates_skipped']} updates of the step were left out, because a gradient was not "
-                "finite; the weights are as before them. Often this is a learning rate that is too high."
-            )
-            events.finding(text, step=step + 1, once=f"{stage.name}: skipped")
-        if share := metrics.get(f"{plan.prefix(stage)}cut_texts"):
-            text = (
-                f"sampling.{stage.name}.max_sequence_length: {share:.0%} of the texts of stage {stage.parent!r} are "
-                f"longer than model {stage.model.name!r} reads; their ends have no effect. Raise it, or lower "
-                f"sampling.{stage.parent}.max_new_tokens."
-            )
-            events.finding(text, step=step + 1, once=f"{stage.name}: cut texts")
         if stage.algorithm is not None:
             with attributed(f"algorithm {stage.algorithm.name!r}", phase="end of the step"):
                 own |= end_algorithm_step(parts.algorithms[stage.name], own, samples=track.num_rows)
-            _watch_mismatch(stage, own, step=step + 1, events=events)
+        cut_share = metrics.get(f"{plan.prefix(stage)}cut_texts", 0.0)
+        for once, text in stage_findings(stage, own, samples=track.num_rows, cut_share=cut_share, step=step):
+            events.finding(text, step=step + 1, once=once)
         metrics |= {plan.prefix(stage) + key: value for key, value in own.items()}
+    train_s = phases.seconds.get("train", 0.0)
     if plan.run.reward_overlap_groups or plan.run.max_staleness:
-        metrics |= _overlap(rollout, train_s=phases.seconds.get("train", 0.0), step_s=time.perf_counter() - began)
+        metrics |= overlap_metrics(rollout, train_s=train_s, step_s=time.perf_counter() - began)
     if plan.run.max_staleness:
         metrics["rollouts_waiting"] = float(num_ready)
     metrics |= track_bytes(rollout.tracks.values())
     if parts.speed is not None:
-        metrics |= parts.speed.metrics({"generate": rollout.generate_s, "train": phases.seconds.get("train", 0.0)})
+        metrics |= parts.speed.metrics({"generate": rollout.generate_s, "train": train_s})
     if parts.report is not None:
         report = parts.report()
         metrics |= report.metrics
@@ -243,19 +242,21 @@ def _job(
     phases: Phases,
     metrics: dict[str, float],
 ) -> Job | None:
-    """Build a stage's training job; None if it is not trained or its rewards are constant.
+    """Build a stage's training job; None if it is not trained, or has nothing to learn from.
 
     metrics: of the stage; takes those of its rewards and advantages.
     """
     track = rollout.tracks[stage.name]
-    metrics |= _reward_metrics(track)
+    metrics |= reward_metrics(track)
     if stage.algorithm is None:
         return None
     if stage.needs.step_rewards:
         metrics |= step_reward_metrics(track)
+    with phases("advantages", owner=f"algorithm {stage.algorithm.name!r}"):
+        compared, result = parts.algorithms[stage.name].advantages(track)
     # Equal scores differ in their gradients, and other losses do not read them.
-    reads_scores = stage.needs.reward in ("scalar", "group")
-    value = constant_reward(track) if reads_scores and track.rewards is not None else None
+    reads_scores = stage.needs.reward in ("scalar", "group") and track.rewards is not None
+    value = constant_reward(track) if reads_scores and not has_advantages(compared) else None
     if value is not None:
         if stage.advantage.constant_reward == "fail":
             raise RewardFailed(
@@ -264,10 +265,8 @@ def _job(
             )
         metrics["steps_skipped"] = 1.0
         return None
-    with phases("advantages", owner=f"algorithm {stage.algorithm.name!r}"):
-        track, result = parts.algorithms[stage.name].advantages(track)
     metrics |= result
-    return stage_job(parts, plan, track)
+    return stage_job(parts, plan, compared)
 
 
 def _train(
@@ -315,87 +314,3 @@ def _engines_asleep(parts: Parts, plan: Plan, *, phases: Phases) -> Generator[No
             torch.cuda.empty_cache()
         for engine in engines:
             engine.wake()
-
-
-def _reward_metrics(track: Track) -> dict[str, float]:
-    if track.rewards is None:
-        return {}
-    rewards = known(track.rewards)
-    return {
-        "reward_mean": float(rewards.mean()),
-        "reward_std": float(rewards.std(correction=0)),
-        "reward_min": float(rewards.min()),
-        "reward_max": float(rewards.max()),
-        **mean_parts(track),
-        **agreements(track),
-    }
-
-
-def _staleness(plan: Plan, stage: Stage, rollout: Rollout, *, version: int) -> dict[str, float]:
-    """How many updates the weights that made the samples are behind `version`, the newest of the policy that samples.
-
-    Raises RunFailed when that is more than `run.max_staleness` rounds of updates. The numbers are for runs ahead.
-    """
-    track = rollout.tracks[stage.name]
-    # The stages of a model that train take the same updates; others sample its weights as well.
-    updates = [other.train.updates_per_step for other in plan.trained if other.learner.name == stage.learner.name]
-    bound = plan.run.max_staleness * max(updates, default=0)
-    ages: list[int] = []
-    for row in (row for row in range(track.num_rows) if float(track.sample_weights[row])):
-        made_with = track.policy_version[row]
-        ages.append(version - made_with)
-        if not 0 <= ages[-1] <= bound:
-            raise RunFailed(
-                f"run.max_staleness: sample {track.sample_ids[row]!r} was made with version {made_with} of the "
-                f"weights, and version {version} trains; with run.max_staleness={plan.run.max_staleness} a sample "
-                f"may be {bound} versions behind."
-            )
-    if not plan.run.max_staleness or not ages:
-        return {}
-    return {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))}
-
-
-def _drawn_metrics(groups: ScoredGroups, *, step: int, events: EventStream) -> dict[str, float]:
-    """Numbers of groups that dynamic sampling drew; says once that there were too few useful ones."""
-    drawn = groups.drawn
-    if drawn is None:
-        return {}
-    if drawn.num_missing:
-        text = (
-            f"data.dynamic_sampling_rounds: the step trains on {drawn.num_missing} groups fewer than "
-            f"data.prompts_per_step; {drawn.num_without_spread} of the {drawn.num_groups} that were drawn had one "
-            "reward for all samples."
-        )
-        events.finding(text, step=step, once="refill")
-    return {
-        "groups_drawn": float(drawn.num_groups),
-        "groups_without_spread": float(drawn.num_without_spread),
-    }
-
-
-def _overlap(groups: ScoredGroups, *, train_s: float, step_s: float) -> dict[str, float]:
-    """How much ran at the same time. `overlap` is the step over its longest phase: 1 is ideal."""
-    return {
-        "generate_s": groups.generate_s,
-        "score_s": groups.score_s,
-        "train_s": train_s,
-        "overlap": step_s / max(groups.generate_s, groups.score_s, train_s),
-        "generate_utilisation": groups.generate_s / step_s,
-        "reward_latency_mean_s": sum(groups.latencies_s) / len(groups.latencies_s),
-        "reward_latency_max_s": max(groups.latencies_s),
-        "reward_queue_max": float(groups.most_unscored),
-    }
-
-
-def _watch_mismatch(stage: Stage, metrics: Mapping[str, float], *, step: int, events: EventStream) -> None:
-    """Warn once when the log-prob mismatch is above half of its bound; above the bound the train stack raises."""
-    train = train_settings(stage)
-    for key, gap in metrics.items():
-        for ending in ("logp_mismatch_max", "logp_mismatch_mean"):
-            bound: float | None = getattr(train, ending)
-            if key.endswith(ending) and bound is not None and gap > bound / 2:
-                text = (
-                    f"{key}: log-probs of engine {stage.engine.name!r} differ by {gap:.2e}; the run stops at "
-                    f"{bound:.2e} (train.{ending})."
-                )
-                events.finding(text, step=step, once=ending)

@@ -43,6 +43,8 @@ class Stop:
         """Raises Preempted inside of `interrupting`, if it is urgent."""
         self.is_set, self._is_urgent = True, self._is_urgent or urgently
         if urgently and self._may_interrupt:
+            # Once: schedulers send several signals, and what ends here cleans up.
+            self._may_interrupt = False
             raise Preempted
 
 

@@ -27,8 +27,8 @@ class Policies:
         """params: those that train, by their names."""
         self._module, self._trains = module, config.trains
         self.copies = make_copies(params, config)
-        self.using: Policy = "live"
-        """Whose weights the module holds."""
+        self.using: Policy | None = "live"
+        """Whose weights the module holds; None while they are exchanged, and if a signal ended that."""
 
     @property
     def averages(self) -> dict[str, Average]:
@@ -56,6 +56,7 @@ class Policies:
         if self.using != "fake":
             self.check_live(f"policy {which!r} was requested")
         before = self.using
+        assert before is not None
         self._turn(which)
         try:
             yield
@@ -64,9 +65,11 @@ class Policies:
 
     def _turn(self, which: Policy) -> None:
         """Give the module these weights."""
-        turns: tuple[tuple[Policy, bool], ...] = ((self.using, False), (which, True))
-        switches = [(self.switch(policy), on) for policy, on in turns if policy != "live"]
+        turns = ((self.using, False), (which, True))
+        switches = [(self.switch(policy), on) for policy, on in turns if policy and policy != "live"]
         reshard(self._module)
+        # Mixed weights must not be saved or exported as those of a policy.
+        self.using = None
         for switch, on in switches:
             switch(on)
         self.using = which
@@ -88,7 +91,9 @@ class Policies:
         """This rank's shard of a parameter under a policy; nothing is switched for it. held: that in the module."""
         if policy == self.using:
             return held
-        assert "live" in (policy, self.using), f"weights of {policy!r} were asked for inside policy {self.using!r}"
+        assert self.using and "live" in (policy, self.using), (
+            f"weights of {policy!r} were asked for inside policy {self.using!r}"
+        )
         # Inside a policy its copy holds the live weights.
         copy = self.copies.get(policy if self.using == "live" else self.using)
         return held if copy is None else copy.values.get(name, held)

@@ -148,14 +148,14 @@ class PromptOrder:
             result = np.concatenate([result, self._epoch(epoch + 1)[: self.prompts_per_step - len(result)]])
         return tuple(int(index) for index in result)
 
-    def spare(self, step: int) -> tuple[int, ...]:
-        """Indices of the prompts that are not in a step, in a random order drawn for that step."""
+    def spare(self, step: int, most: int) -> tuple[int, ...]:
+        """Indices of up to `most` of the prompts that are not in a step, in a random order drawn for that step."""
         import numpy as np
 
         chosen = np.array(self.step(step), dtype=np.int64)
         others = _without(np.arange(self.num_prompts), chosen)
         bits = np.random.Philox(key=np.array([self.seed % 2**64, 2**63 + step], dtype=np.uint64))
-        return tuple(int(index) for index in _permuted(others, bits))
+        return tuple(int(index) for index in _permuted(others, bits)[:most])
 
     def _epoch(self, epoch: int) -> Indices:
         """Order of one epoch. It depends on the one before only through the step that both share."""

@@ -130,6 +130,8 @@ def _jsonl(path: Path, _: Reading) -> Rows:
 
 def _csv(path: Path, reading: Reading) -> Rows:
     line = 1
+    # Prompts and test cases may be longer than its 128 KiB.
+    csv.field_size_limit(2**31 - 1)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             table = csv.reader(file, strict=True)

@@ -8,13 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ..acceleration import BF16, TF32, Acceleration
 from ..limits import LARGEST_INT, limit, one_of
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "AdvantageConfig",
@@ -166,7 +163,8 @@ class AdvantageConfig:
     samples of the prompt, good samples that differ from them gain more (GARDO). Without a score, a positive advantage
     becomes 0."""
     constant_reward: str = one_of("skip", "fail", default="skip")
-    """When all samples of a step get the same reward: `skip` the update and report it, or `fail`."""
+    """When all samples of a step get the same reward and no advantage: `skip` the update and report it, or `fail`. They
+    have advantages where an algorithm compares them with earlier samples, or adds something to the reward."""
 
 
 @dataclass

@@ -65,6 +65,9 @@ NOT_HASHED = (
     "run.threads",
     "run.batch_invariant",
     "data.cache",
+    "advantage.constant_reward",
+    "train.logp_mismatch_max",
+    "train.logp_mismatch_mean",
     "train.micro_batch_size",
     "train.micro_batch_tokens",
     "train.packing",
@@ -73,7 +76,8 @@ NOT_HASHED = (
     "launcher",
     "transport",
 )
-"""Keys that change results by rounding at most, as `PartConfig.rounding_only` does; a resumed run may change them."""
+"""Keys that change results by rounding at most, as `PartConfig.rounding_only` does, or that only end a run; a resumed
+run may change them."""
 
 
 AS_WITHOUT_KEY = (
@@ -310,7 +314,7 @@ class Plan:
         """Leaves that change the numbers of a run. resolved: in place of the plan's own, as a checkpoint records it."""
         own = [f"{choice.key}.{name}" for choice in self.choices for name in choice.config.rounding_only]
         keys = "|".join(map(re.escape, (*NOT_HASHED, *own)))
-        left_out = re.compile(rf"(stages\.[^.]+\.(?=train\.))?({keys})(\.|$)")
+        left_out = re.compile(rf"(stages\.[^.]+\.(?=train\.|advantage\.))?({keys})(\.|$)")
         values = leaves(self.resolved if resolved is None else resolved)
         # A section whose overrides are all left out counts as empty.
         values = {path: value for path, value in values.items() if value != {} and not left_out.match(path)}
