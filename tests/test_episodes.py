@@ -220,6 +220,10 @@ def test_samples_of_a_group_start_alike_unless_told_otherwise(parts: Parts) -> N
         (("environment.discount=1.5",), "environment.discount: got 1.5"),
         (("environment.max_turns=0",), "environment.max_turns: got 0"),
         (("environment.opens=' '",), "environment.opens: got ' ', expected a marker such as '<calc>'."),
+        (
+            ("algorithm=dapo", "algorithm.overlong_buffer=4", "algorithm.max_length=${sampling.max_new_tokens}"),
+            "algorithm.overlong_buffer: got 4, a penalty on the length of one completion, with environment",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(words: Sequence[str], expected: str) -> None:

@@ -81,6 +81,13 @@ class GrpoConfig(TokenPolicyConfig):
                 text=f"got {self.max_length}, but track {stage.name!r} has completions of up to "
                 f"{sampling.max_new_tokens} tokens. Set algorithm.max_length='${{sampling.max_new_tokens}}'.",
             )
+        if stage.environment is not None and self.overlong_buffer:
+            yield Reason(
+                key=".overlong_buffer",
+                text=f"got {self.overlong_buffer}, a penalty on the length of one completion, with environment "
+                f"{stage.environment.name!r}, whose episodes have several. Set it to 0; environment.max_tokens limits "
+                "an episode.",
+            )
 
     def _of_the_loss(self) -> Iterator[Reason]:
         if self.loss == "clip":

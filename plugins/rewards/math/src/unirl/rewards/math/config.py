@@ -40,7 +40,8 @@ class MathConfig(RewardConfig):
     """Completions cut off by the length limit: `keep` scores them like any other, `zero` scores them 0, `soft` scores
     them like any other and adds DAPO's soft overlong penalty to all completions (arXiv 2503.14476, equation 13)."""
     max_tokens: int | None = limit(None, least=1)
-    """For `soft`: length in generated tokens at which the penalty is full. Set it to ${sampling.max_new_tokens}."""
+    """For `soft`: length in generated tokens at which the penalty is full. Set it to ${sampling.max_new_tokens};
+    of an episode with an environment, the tokens of all answers count."""
     overlong_buffer: int = limit(4096, least=1)
     """For `soft`: the penalty grows linearly over this many tokens before `max_tokens`."""
     overlong_factor: float = limit(1.0, above=0, most=1)
