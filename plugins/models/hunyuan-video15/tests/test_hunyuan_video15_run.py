@@ -27,6 +27,7 @@ SMALL = [
     "eval=null",
 ]
 FP32 = ["model.dtype=float32", "model.text_dtype=float32", "model.vae_dtype=float32", "backend.mixed_precision=none"]
+MIXED = [*FP32[:-1], "backend.mixed_precision=bf16"]
 
 
 @pytest.mark.parametrize(
@@ -36,8 +37,9 @@ FP32 = ["model.dtype=float32", "model.text_dtype=float32", "model.vae_dtype=floa
         ("t2v", ["train.logp_mismatch_max=0.01"]),
         ("t2v", [*FP32, "backend.trains=full", "backend.reference_copy=true"]),
         ("i2v", ["model=hunyuan-video15-i2v", *FP32, "sampling.guidance_scale=6"]),
+        ("t2v", [*MIXED, "backend.trains=full", "train.logp_mismatch_max=0.01"]),
     ],
-    ids=["lora-bf16", "full", "first-frames-guided"],
+    ids=["lora-bf16", "full", "first-frames-guided", "full-mixed-precision"],
 )
 def test_the_recipe_trains_on_videos_from_ratio_one(
     task: str, overrides: list[str], tiny_folder: Path, image_folder: Path, tmp_path: Path

@@ -75,6 +75,8 @@ class HunyuanVideo15Model(PipelineModel):
         self.max_sequence_length = self.pipeline.tokenizer_max_length
         self.token_side = cast(Any, self.transformer).config.patch_size
         self.transformer.register_forward_hook(own_memory)
+        # The module casts them to the dtype of the timestep, which mixed precision leaves in fp32.
+        cast(Any, self.transformer).time_embed.timestep_embedder.register_forward_pre_hook(_cast_to_weights)
         # Its attention fails on two videos at once.
         self.vae.use_slicing = True
 
@@ -143,3 +145,8 @@ class HunyuanVideo15Model(PipelineModel):
                 "distilled into its weights; expected 1. Use one that is not distilled."
             )
         return pipeline.num_channels_latents, *self.checked_latent(sampling)
+
+
+def _cast_to_weights(embedder: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A pre-forward hook of diffusers' `TimestepEmbedding`."""
+    return tuple(value.to(embedder.linear_1.weight.dtype) for value in args)
