@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from unirl.core.errors import DataError, RecipeError, RunFailed
+from unirl.core.errors import DataError, RecipeError
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.types.data import MediaRef
@@ -88,20 +88,48 @@ def test_every_parameter_of_the_transformer_trains_and_nothing_else(
     model.trainable.zero_grad()
 
 
-def test_editing_is_refused_on_ranks_that_share_a_sharded_model(
+def test_ranks_that_share_a_sharded_model_run_the_same_number_of_forwards(
     model: Flux2KleinModel, sampling: LatentSamplingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks with other numbers of groups would wait for each other forever. Text alone has one forward everywhere."""
+    """One rank has sources of two sizes, another one of three: the first runs its last rows again, for nothing."""
+    texts = ("a ring", "a disc", "a box")
+    media = tuple(tiny.media(tmp_path, number=number) for number in (0, 1, 0))
+    edits = model.encode(Inputs(ids=texts, prompts=texts, texts=texts, media=media), sampling=sampling)
+    plain = model.encode(Inputs.of_texts(list(texts)), sampling=sampling)
+    x = torch.randn(3, *model.latent_shape(sampling), generator=torch.Generator().manual_seed(1))
+    calls: list[int] = []
+    counted = model.transformer.register_forward_pre_hook(
+        lambda _, args, kwargs: calls.append(len(kwargs["hidden_states"])), with_kwargs=True
+    )
+
+    def run(conditions: Any) -> tuple[list[int], torch.Tensor, list[torch.Tensor]]:
+        """Rows of each forward, velocities and gradients."""
+        calls.clear()
+        model.trainable.zero_grad()
+        velocity = model.velocity(x, torch.tensor([0.7, 0.2, 0.4]), conditions)
+        velocity.square().mean().backward()
+        return [*calls], velocity.detach(), [p.grad for p in model.trainable.parameters() if p.grad is not None]
+
+    alone = run(edits)
+    assert alone[0] == [2, 1]
+    counts: list[int] = []
+
+    def largest(count: torch.Tensor, **_: Any) -> None:
+        counts.append(int(count))
+        count.fill_(3)
+
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", largest)
     monkeypatch.setattr("unirl.model_host.diffusion.equal_forwards.FSDPModule", type(model.transformer))
-    x, sigma = torch.zeros(1, *model.latent_shape(sampling)), torch.tensor([0.5])
-    with torch.no_grad():
-        model.velocity(x, sigma, model.encode(Inputs.of_texts(["a ring"]), sampling=sampling))
-    media = (tiny.media(tmp_path, number=0),)
-    edited = model.encode(Inputs(ids=("a",), prompts=("a",), texts=("a",), media=media), sampling=sampling)
-    with pytest.raises(RunFailed, match=r"source images.*need separate forwards.*one process"):
-        model.velocity(x, sigma, edited)
+    forwards, velocity, grads = run(edits)
+    assert (counts, forwards) == ([2], [2, 1, 1])
+    assert torch.equal(velocity, alone[1])
+    assert len(grads) == len(alone[2]) and all(map(torch.equal, grads, alone[2]))
+    # Texts alone have one forward everywhere.
+    assert run(plain)[0] == [3] and counts == [2]
+    counted.remove()
+    model.trainable.zero_grad()
 
 
 def test_a_run_edits_images_of_different_sizes_with_ratio_1(

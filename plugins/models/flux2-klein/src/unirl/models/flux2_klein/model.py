@@ -19,7 +19,7 @@ from unirl.core.types.array import Ragged
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.model_host.diffusion.equal_forwards import check_equal_forwards
+from unirl.model_host.diffusion.equal_forwards import in_groups
 from unirl.model_host.diffusion.pipeline_files import chat_texts, chat_tokens, num_longer
 from unirl.model_host.diffusion.pipeline_model import PipelineModel
 
@@ -98,16 +98,12 @@ class Flux2KleinModel(PipelineModel):
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
         """Velocity x1 - x0. Rows whose sources have equal positions go through the transformer together."""
-        if "source_ids" in conditions:
-            check_equal_forwards(self.transformer, reason="rows with source images of different sizes")
-        groups: dict[bytes, list[int]] = {}
-        for row, ids in enumerate(conditions.get("source_ids", ())):
-            groups.setdefault(ids.cpu().numpy().tobytes(), []).append(row)
-        if len(groups) <= 1:
+        if "source_ids" not in conditions:
             return self._velocity(x, sigma, conditions, range(len(x)))
-        parts = [self._velocity(x[rows], sigma[rows], conditions, rows) for rows in groups.values()]
-        order = torch.tensor([row for rows in groups.values() for row in rows], device=x.device)
-        return torch.cat(parts)[order.argsort()]
+        keys = [ids.cpu().numpy().tobytes() for ids in conditions["source_ids"]]
+        return in_groups(
+            keys, lambda rows: self._velocity(x[rows], sigma[rows], conditions, rows), module=self.transformer
+        )
 
     def _velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any], rows: Sequence[int]) -> Tensor:
         dtype, pipeline = self.compute_dtype, cast(Any, self.pipeline)
