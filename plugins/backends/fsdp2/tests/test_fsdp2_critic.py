@@ -174,6 +174,32 @@ def test_no_weight_of_the_critic_is_ever_in_an_update_for_engines(trains):
     assert backend.export_weights(kind=trains).tensors.keys() == alone.export_weights(kind=trains).tensors.keys()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "settings", "expected"),
+    [
+        (torch.bfloat16, {"trains": "lora"}, torch.bfloat16),
+        (torch.bfloat16, {"trains": "lora", "shard": "always", "activation_checkpointing": True}, torch.bfloat16),
+        (torch.float16, {"trains": "lora"}, torch.float16),
+        (torch.float32, {"trains": "lora"}, torch.float32),
+        # The policy trains fp32 copies, too.
+        (torch.bfloat16, {"trains": "full"}, torch.float32),
+    ],
+)
+def test_it_computes_in_the_dtype_of_the_policy_and_keeps_fp32_weights_and_values(dtype, settings, expected):
+    model = ToyTextModel()
+    model.net.to(dtype)
+    backend, _ = make_judged(model=model, lora=LoraSettings(rank=2), **settings)
+    seen = set()
+    backend._critic.net.trunk.blocks[0].up.register_forward_hook(lambda _, args, output: seen.add(output.dtype))
+    track = make_texts()
+    reports = [backend.train([Job(track=track, algorithm=Judged())], progress=0.0).only for _ in range(12)]
+    assert seen == {expected}
+    assert {value.dtype for value in critic_weights(backend).values()} == {torch.float32}
+    assert {values.dtype for values in backend.with_values(track).text.values} == {torch.float32}
+    assert reports[-1]["critic_loss"] < reports[0]["critic_loss"]
+    backend.close()
+
+
 def test_while_the_critic_warms_up_the_policy_keeps_every_bit():
     backend, _ = make_judged(train=TrainConfig(updates_per_step=2), critic={"warmup_steps": 3})
     start = backend.export_weights(kind="full").tensors

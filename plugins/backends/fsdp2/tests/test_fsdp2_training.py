@@ -12,7 +12,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import Shard, distribute_tensor
-from unirl.backends.fsdp2.config import AverageConfig
+from toy_denoiser import Judged, make_steps
+from unirl.backends.fsdp2.config import AverageConfig, CriticConfig
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import Job, Losses
 from unirl.core.specs.config import TrainConfig
@@ -20,6 +21,7 @@ from unirl.core.types.track import Status
 from unirl.numerics.diffusion.kernels import make_kernel
 from unirl.numerics.diffusion.replay import replay
 from unirl.train_host.optimizer import Optimizer, learning_rate
+from unirl.train_host.ranks import Ranks
 from unirl.train_host.sharding import DTYPES, full
 
 
@@ -280,6 +282,56 @@ def test_fp16_skips_on_overflow_and_halves_its_scale():
     # `gradients` catches them before they are unscaled.  fp16 has 11 bits; errors of some layers add up.
     for name, grad in expected.items():
         assert float((scaled[name] / 2.0**10 - grad).norm() / grad.norm()) < 2e-2
+
+
+@pytest.mark.parametrize("shard", ["auto", "always"])
+def test_no_gradient_is_kept_after_the_steps(shard):
+    """Their memory is free during rollouts and exports."""
+    backend, model = make_backend(shard=shard, critic=CriticConfig(lr=1e-2))
+    report = backend.train([Job(track=make_steps(), algorithm=Judged())], progress=0.0)
+    assert report.only["grad_norm"] > 0 and report.only["critic_grad_norm"] > 0
+    params = [*model.net.parameters(), *backend._critic.net.parameters()]
+    assert all(param.grad is None for param in params)
+    backend.close()
+
+
+def test_forwards_without_a_backward_pass_leave_no_record():
+    """FSDP notes each forward until a backward pass ends: a teacher has none, nor has a policy that only samples."""
+
+    def num_noted(module):
+        parts = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]
+        groups = {group for part in parts for group in part._comm_ctx.post_forward_order}
+        return len(parts[0]._comm_ctx.post_forward_order) + sum(len(one._post_forward_indices) for one in groups)
+
+    teacher = ToyModel(seed=1)
+    teacher.net.requires_grad_(False)
+    teacher.fill = lambda tensors: None
+    plain, model = make_backend()
+    track = make_track(model)
+    expected = gradients(plain, track, Clipped())
+    backend, model = make_backend(shard="always")
+    backend.hold_frozen(teacher)
+    # Before any forward there is no record.
+    backend.adopt(backend.export_weights(kind="lora"))
+    for own in (model, teacher):
+        make_track(own)
+        assert num_noted(own.net) > 0
+    backend.adopt(backend.export_weights(kind="lora"))
+    assert num_noted(model.net) == num_noted(teacher.net) == 0
+    for own in (model, teacher):
+        make_track(own)
+    assert relative(gradients(backend, track, Clipped()), expected) == 0
+    assert num_noted(model.net) == num_noted(teacher.net) == 0
+    backend.close()
+
+
+@pytest.mark.parametrize(("name", "expected"), [("cuda:1", [torch.device("cuda:1")]), ("cuda", []), ("cpu", [])])
+def test_the_device_of_a_rank_is_the_current_one(name, expected, monkeypatch):
+    """FSDP wraps modules on the current device, whatever the device of their weights."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    Ranks(torch.device(name), needs_group=False).close()
+    assert calls == expected
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted():

@@ -13,15 +13,19 @@ from PIL import Image
 from plain_bagel import PlainBagel
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.utils import _apply_to_tensors
+from torch.utils._pytree import tree_map_only
 from transformers import SiglipVisionConfig, SiglipVisionModel
 from unified_models import given
 from unirl.core.errors import BatchError
 from unirl.core.types.data import MediaRef
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
-from unirl.models.bagel.model import BagelModel
+from unirl.models.bagel.config import BagelConfig
+from unirl.models.bagel.model import BagelModel, build
 from unirl.models.bagel.sources import Scale
 from unirl.models.bagel.vae import pack, unpack
 from unirl.numerics.tokens.batches import pack_batch, pad_batch
+from unirl.train_host.sharding import cast_ends
 
 CLOSE = 1e-5
 """Of the largest value: fp32 sums of two layers in another order differ by about 1e-6. A wrong position, mask or expert
@@ -130,6 +134,21 @@ def test_a_cache_gives_the_logits_of_the_whole(
         logits, cache = model.next_logits(drawn, positions=positions, attention_mask=keep, cache=cache)
         close(logits[0], plain.logits([*before[0], ("text", [begin, 7, 8][: 2 + step])])[-1])
         cache, keep, positions = model.select_cache(cache, torch.tensor([0])), keep[:1], positions[:1]
+
+
+def test_mixed_precision_casts_the_logits_and_leaves_the_cache(tiny_folder: Path) -> None:
+    """What casts the outputs of the root to fp32 would convert the cache at every token."""
+    model = build(BagelConfig(path=str(tiny_folder), dtype="bfloat16"), device="cpu")
+    cast_ends(model.trainable, torch.bfloat16)
+    tokens, keep = torch.tensor([[5, 7]]), torch.ones(1, 2, dtype=torch.bool)
+    logits, cache = model.next_logits(tokens, positions=torch.tensor([[0, 1]]), attention_mask=keep, cache=None)
+    first = cache.kept.layers[0][0]
+    assert logits.dtype is torch.float32 and first.dtype is torch.bfloat16
+    for casts in (
+        lambda kept: tree_map_only(Tensor, Tensor.float, kept),
+        lambda kept: _apply_to_tensors(Tensor.float, kept),
+    ):
+        assert casts([cache.kept])[0].layers[0][0] is first
 
 
 def test_packed_rows_are_refused(model: BagelModel) -> None:

@@ -34,7 +34,18 @@ from .policies import Policies
 from .prepare import check_blocks, check_ranks, prepare
 from .quantize import quantize
 from .ranks import Ranks
-from .sharding import allocate, compile_blocks, fill, find_blocks, is_empty, recompute, reshard, shard
+from .sharding import (
+    DTYPES,
+    allocate,
+    compile_blocks,
+    fill,
+    find_blocks,
+    forget_forwards,
+    is_empty,
+    recompute,
+    reshard,
+    shard,
+)
 from .sources import plain, sources_of
 from .staging import Staging
 from .updater import ShardedUpdater
@@ -71,7 +82,8 @@ class ShardedBackend(Backend):
         check_blocks(config, blocks)
         stacked = not train.is_serial(self._device.type)
         # Before the adapters: the critic is a copy of the checkpoint.
-        net = critic_net(model) if config.critic.lr is not None else None
+        in_model_dtype = config.trains == "lora" and config.mixed_precision not in DTYPES
+        net = critic_net(model, in_model_dtype=in_model_dtype) if config.critic.lr is not None else None
         self.num_lora_layers, scales = prepare(model, config, seed=seed, device=self._device)
         if config.activation_checkpointing:
             recompute(blocks)
@@ -85,6 +97,7 @@ class ShardedBackend(Backend):
             quantize(self._module, blocks, kind=config.quantize, device=self._device, fill=fill)
         self._offloaded: OffloadedBlocks | None = None
         self._wraps = self._distribute(model, blocks)
+        self._frozen: list[nn.Module] = []
         self._held: dict[str, Tensor] = dict(self._module.named_parameters())
         self._params = {name: param for name, param in self._held.items() if param.requires_grad}
         updates = steps * train.updates_per_step
@@ -178,6 +191,7 @@ class ShardedBackend(Backend):
 
     def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
         self._policies.check_live("training would change its weights")
+        self._forget_forwards()
         self._ranks.check_same_rows(sample for job in jobs for sample in job.track.sample_ids)
         return train_on(
             jobs,
@@ -197,6 +211,7 @@ class ShardedBackend(Backend):
         if self._wraps:
             blocks = find_blocks(module, names_in(model.spec.wrap_blocks, module))
             shard(module, blocks, ranks=self._ranks, precision="none")
+            self._frozen.append(module)
         allocate(module, self._device)
         model.fill(module.state_dict(keep_vars=True))
 
@@ -270,6 +285,7 @@ class ShardedBackend(Backend):
         if mismatch:
             raise EchoMismatch(f"backend: {update.kind} weights of version {update.version}: {mismatch}")
         reshard(self._module)
+        self._forget_forwards()
         for name, tensor in update.tensors.items():
             fill(held[name], tensor)
         self._optimizer.num_steps = update.version
@@ -286,7 +302,10 @@ class ShardedBackend(Backend):
 
         def write(folder: Path) -> None:
             try:
-                self._write(folder, copies, group=group)
+                # DCP waits for the current stream every few MB; the default one has the work of training.
+                on_cuda = self._device.type == "cuda"
+                with torch.cuda.stream(torch.cuda.Stream(self._device)) if on_cuda else nullcontext():
+                    self._write(folder, copies, group=group)
             except BaseException as error:
                 # The error outlives the run, and its frames hold the copies.
                 traceback.clear_frames(error.__traceback__)
@@ -351,6 +370,10 @@ class ShardedBackend(Backend):
     def close(self) -> None:
         self._staging.free()
         self._ranks.close()
+
+    def _forget_forwards(self) -> None:
+        for module in (self._module, *self._frozen):
+            forget_forwards(module)
 
     def _holders(self, kind: str) -> dict[str, Tensor]:
         """The live tensors, by the names that `weights` exports them under."""

@@ -355,9 +355,9 @@ def _unmoved(plan: Plan, stage: Stage) -> str:
     return ""
 
 
-def mesh_problems(mesh: Any, plan: Plan) -> Iterator[Reason]:
-    """Reasons against a mesh that the train ranks of a plan cannot be laid out on. Launchers check that they are a
-    multiple of `BackendConfig.copies`."""
+def mesh_problems(mesh: Any, plan: Plan, stage: Stage) -> Iterator[Reason]:
+    """Reasons against a mesh that the train ranks of a plan cannot be laid out on, or that splits the sequence of a
+    model that cannot. Launchers check that the ranks are a multiple of `BackendConfig.copies`."""
     ranks, tensor = _processes(plan).train, getattr(mesh, "tensor", 1)
     for axis, size in vars(mesh).items():
         if ranks == 1 and size > 1:
@@ -367,6 +367,9 @@ def mesh_problems(mesh: Any, plan: Plan) -> Iterator[Reason]:
         text = f"got {mesh.shard}, expected a divisor of {ranks // tensor}, the train ranks"
         text += f" / mesh.tensor {tensor}" * (tensor > 1)
         yield Reason(key=".mesh.shard", text=f"{text}; 0 takes all.")
+    if mesh.sequence > 1 and not stage.model.spec.splits_sequence:
+        text = f"got {mesh.sequence}, but model {stage.model.name!r} cannot split its sequence; use 1."
+        yield Reason(key=".mesh.sequence", text=text)
 
 
 def _processes(plan: Plan) -> Processes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,12 +28,15 @@ POOLED = 64
 """Numbers that the output of a denoiser is averaged to."""
 
 
-def critic_net(model: Model) -> CriticNet:
+def critic_net(model: Model, *, in_model_dtype: bool) -> CriticNet:
     """For the tokens of a text model, else for the denoise steps of a diffusion model.
 
     Create it before the model is adapted or wrapped: it starts from the checkpoint's weights.
+    in_model_dtype: see `TokenCriticNet`.
     """
-    return TokenCriticNet(model) if "text" in model.spec.tracks.values() else StepCriticNet(model)
+    if "text" in model.spec.tracks.values():
+        return TokenCriticNet(model, in_model_dtype=in_model_dtype)
+    return StepCriticNet(model)
 
 
 class CriticNet(nn.Module):
@@ -74,14 +77,18 @@ class CriticNet(nn.Module):
 class TokenCriticNet(CriticNet):
     """The trunk of a text model, with the head in place of its output projection."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, in_model_dtype: bool = False) -> None:
+        """in_model_dtype: the policy computes in the dtype of the model's weights, as with adapters and without mixed
+        precision. Where that has 16 bits, so does the trunk."""
         text = text_model(model)
         super().__init__(model, text.trunk, features=text.hidden_size)
         self._model = text
+        self._sixteen = _sixteen_bits(model) if in_model_dtype else None
 
     def forward(self, batch: TokenBatch) -> Tensor:
         """[T, 1] fp32, before each target of the batch. The output is fp32 also where the trunk computes in 16 bits."""
-        states: Tensor = self._model.hidden(batch, trunk=self.trunk)
+        with _autocast(torch.device(self._model.device).type, self._sixteen):
+            states: Tensor = self._model.hidden(batch, trunk=self.trunk)
         return self.head(states.float())
 
     def values(self, track: Track, *, packing: bool, stacked: bool) -> Tensor:
@@ -107,13 +114,11 @@ class StepCriticNet(CriticNet):
                 f"{model.spec.name!r} keeps its trainable module elsewhere; correct `trainable` in the model's spec."
             )
         self._velocity = diffusion_model(twin).velocity
-        dtypes = {param.dtype for param in model.trainable.parameters() if param.requires_grad}
-        self._sixteen = next((dtype for dtype in dtypes if dtype in (torch.bfloat16, torch.float16)), None)
-        """Dtype that the model computes in, where its weights have it: those of the copy are fp32."""
+        self._sixteen = _sixteen_bits(model)
 
     def forward(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
         """[B, 1] fp32, before a step from x [B, ...] at sigma [B]."""
-        with torch.autocast(x.device.type, dtype=self._sixteen) if self._sixteen else nullcontext():
+        with _autocast(x.device.type, self._sixteen):
             output = self._velocity(x, sigma, conditions)
         flat = output.float().flatten(1)
         runs = pad(flat, (0, -flat.shape[1] % POOLED)).view(len(flat), POOLED, -1)
@@ -124,3 +129,13 @@ class StepCriticNet(CriticNet):
             return self(x, sigma, conditions).squeeze(1)
 
         return replay_step_values(critic, track, stacked=stacked)
+
+
+def _sixteen_bits(model: Model) -> torch.dtype | None:
+    """Dtype that the model computes in, where its weights have one of 16 bits: those of its copy are fp32."""
+    dtypes = {param.dtype for param in model.trainable.parameters() if param.requires_grad}
+    return next((dtype for dtype in dtypes if dtype in (torch.bfloat16, torch.float16)), None)
+
+
+def _autocast(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    return torch.autocast(device_type, dtype=dtype) if dtype else nullcontext()

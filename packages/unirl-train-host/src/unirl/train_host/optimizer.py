@@ -111,7 +111,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self) -> StepReport:
-        """Clip and step, or skip the step when a gradient is not finite. Collective.
+        """Clip and step, or skip the step when a gradient is not finite. Clears the gradients. Collective.
 
         Raises RunFailed when no weight has a gradient: the loss does not depend on the trainable weights.
         """
@@ -145,6 +145,8 @@ class Optimizer:
                 # torchao keeps a tensor, for which its compiled step is not compiled again.
                 group["lr"] = group["lr"].fill_(own) if isinstance(group["lr"], Tensor) else own
             adam.step()
+        # Not with the next update: rollouts and exports come first, which can use the memory.
+        self.zero_grad()
         self.num_steps += 1
         self._grow_scale()
         rms = seen_norm / math.sqrt(sum(grad.numel() for grad in grads))

@@ -55,6 +55,9 @@ class Ranks:
     ) -> None:
         """shard, tensor, sequence: as the backend's `mesh` has them; tensor is None where it has no such axis."""
         global _own_group_users
+        if device.type == "cuda" and device.index is not None:
+            # FSDP and NCCL use the current device.
+            torch.cuda.set_device(device)
         self.device = device
         self._owns = False
         backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"

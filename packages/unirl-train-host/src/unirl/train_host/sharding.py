@@ -30,6 +30,7 @@ __all__ = [
     "compile_blocks",
     "fill",
     "find_blocks",
+    "forget_forwards",
     "full",
     "gathered_bytes",
     "is_empty",
@@ -210,6 +211,18 @@ def reshard(module: nn.Module) -> None:
             part.reshard()
 
 
+def forget_forwards(module: nn.Module) -> None:
+    """Clear FSDP's record of forwards, from which a backward pass prefetches: only the end of one clears it, so it
+    grows in modules that never run one. Not between a forward and its backward pass, which would not prefetch then."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            # Set by the first forward.
+            order: list[Any] = getattr(part._get_fsdp_state()._comm_ctx, "post_forward_order", [])
+            for group in order:
+                group._post_forward_indices.clear()
+            order.clear()
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's shard, sharing memory with it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -235,7 +248,7 @@ def fill(tensor: Tensor, whole: Tensor) -> None:
 
 
 def cast_ends(module: nn.Module, dtype: torch.dtype) -> None:
-    """Cast inputs and outputs as `shard` does, of a module that is not wrapped: to the dtype, and to fp32."""
+    """Cast inputs to the dtype and outputs to fp32, as `shard` does, of a module that it has not wrapped."""
     module.register_forward_pre_hook(functools.partial(cast_inputs, dtype=dtype), with_kwargs=True)
 
     def to_fp32(_module: nn.Module, _args: Any, output: Any) -> Any:

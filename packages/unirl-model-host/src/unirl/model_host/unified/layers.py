@@ -15,13 +15,35 @@ from unirl.numerics.tokens.log_probs import output_logits, token_log_probs
 
 from ..lazy_weights import CheckpointValues
 
-__all__ = ["FREQUENCIES", "Kept", "Mode", "PublishedModule", "RmsNorm", "attended", "rotated", "sight", "waves"]
+__all__ = [
+    "FREQUENCIES",
+    "Kept",
+    "KeptLayers",
+    "Mode",
+    "PublishedModule",
+    "RmsNorm",
+    "attended",
+    "rotated",
+    "sight",
+    "waves",
+]
 
 FREQUENCIES = 256
 """Width of a timestep's sines and cosines."""
 Kept: TypeAlias = tuple[Tensor, Tensor]
 """Keys and values [B, K, L, head] of a layer."""
 Mode: TypeAlias = Literal["velocity", "log_probs", "logits", "hidden"]
+
+
+class KeptLayers:
+    """Keys and values of every layer.
+
+    Not a list: mixed precision casts the tensors in a module's inputs and outputs, those in lists too, and would
+    convert the whole cache to fp32 and back for every token.
+    """
+
+    def __init__(self, layers: Sequence[Kept]) -> None:
+        self.layers = layers
 
 
 class PublishedModule(nn.Module):
@@ -49,7 +71,7 @@ class PublishedModule(nn.Module):
     ) -> Any:
         """What `mode` makes of the last states [B, L, D].
 
-        logits: [B, V] fp32 after the last token, and `kept`.
+        logits: [B, V] fp32 after the last token, and `kept`, as `KeptLayers`.
         hidden: the states [T, D] at `index` of the flattened positions.
         log_probs: of `targets` there, see `token_log_probs`, which takes `settings`.
         """
@@ -60,7 +82,7 @@ class PublishedModule(nn.Module):
                 "itself and takes no adapter on it. Leave it out."
             )
         if mode == "logits":
-            return output_logits(states[:, -1], head.weight), list(kept)
+            return output_logits(states[:, -1], head.weight), KeptLayers(kept)
         assert index is not None, "this mode takes places"
         hidden = states.flatten(0, 1).index_select(0, index)
         return hidden if mode == "hidden" else token_log_probs(hidden, head.weight, **settings)

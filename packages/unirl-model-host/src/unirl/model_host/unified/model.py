@@ -24,7 +24,7 @@ from ..model_files import dtype_of
 from ..tokens.causal_lm_files import load_tokenizer
 from .config import UnifiedConfig
 from .encoder import DTYPES_OF_IMAGES, SequenceEncoder
-from .layers import Kept, PublishedModule
+from .layers import KeptLayers, PublishedModule
 from .sequence import check_length
 
 __all__ = ["SHIFT", "UnifiedModel"]
@@ -34,7 +34,7 @@ SHIFT = 3.0
 
 
 class _Cache(NamedTuple):
-    layers: list[Kept]
+    kept: KeptLayers
     shift: Tensor
     """[B, 1] int64, what an image moves the positions of later tokens by."""
 
@@ -197,20 +197,21 @@ class UnifiedModel(DiffusionModel, TextModel, Generic[E]):
             places, blocks = positions + cache.shift, torch.zeros_like(tokens)
             shift, images = cache.shift, {}
         with self._precision():
-            logits, layers = self.transformer(
+            logits, kept = self.transformer(
                 "logits",
                 tokens=tokens,
                 keep=keep,
                 positions=places,
                 blocks=blocks,
                 images=images,
-                cache=None if cache is None else cache.layers,
+                cache=None if cache is None else cache.kept,
             )
-        return logits, _Cache(layers, shift)
+        return logits, _Cache(kept, shift)
 
     def select_cache(self, cache: Any, rows: Tensor) -> Any:
         rows = rows.to(self.device)
-        return _Cache([(keys[rows], values[rows]) for keys, values in cache.layers], cache.shift[rows])
+        kept = KeptLayers([(keys[rows], values[rows]) for keys, values in cache.kept.layers])
+        return _Cache(kept, cache.shift[rows])
 
     def _of_targets(self, mode: str, batch: TokenBatch, *, trunk: torch.nn.Module | None = None, **ends: Any) -> Any:
         name = self.spec.name

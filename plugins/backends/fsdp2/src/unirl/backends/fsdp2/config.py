@@ -97,15 +97,10 @@ class Fsdp2Config(ShardedConfig):
             yield Reason(key=".offload_frozen", text=text + "Use shard=auto.")
         if plan is None or stage is None:
             return
-        yield from mesh_problems(self.mesh, plan)
+        yield from mesh_problems(self.mesh, plan, stage)
         model = stage.model
         if self.mesh.tensor > 1 and not model.spec.tensor_parallel:
             yield Reason(key=".mesh.tensor", text=f"model {model.name!r} has no tensor-parallel plan; use 1.")
-        if self.mesh.sequence > 1 and not model.spec.splits_sequence:
-            yield Reason(
-                key=".mesh.sequence",
-                text=f"got {self.mesh.sequence}, but model {model.name!r} cannot split its sequence; use 1.",
-            )
         if self.mesh.sequence > 1 and self.mesh.tensor > 1:
             yield Reason(
                 key=".mesh.sequence",

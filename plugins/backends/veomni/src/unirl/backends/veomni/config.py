@@ -79,14 +79,8 @@ class VeomniConfig(ShardedConfig):
             )
         if plan is None or stage is None:
             return
-        yield from mesh_problems(self.mesh, plan)
-        model = stage.model
-        if self.mesh.sequence > 1 and not model.spec.splits_sequence:
-            yield Reason(
-                key=".mesh.sequence",
-                text=f"got {self.mesh.sequence}, but model {model.name!r} cannot split its sequence; use 1.",
-            )
-        dtype = getattr(model.config, "dtype", None)
+        yield from mesh_problems(self.mesh, plan, stage)
+        dtype = getattr(stage.model.config, "dtype", None)
         if self.trains == "lora" and self.mixed_precision != "none" and dtype in SIXTEEN_BITS:
             yield Reason(
                 key=".mixed_precision",

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils._pytree import tree_map
-from unirl.numerics.precision import cast_inputs
-from unirl.train_host.sharding import DTYPES, tied_places
+from unirl.train_host.sharding import DTYPES, cast_ends, tied_places
 
 from .library import veomni
 
@@ -44,9 +40,7 @@ def parallelize(module: nn.Module, blocks: Sequence[nn.Module], *, precision: st
     # VeOmni leaves the root whole after a forward, and a swap of the shards would go unseen.
     module.set_reshard_after_forward(True, recurse=False)
     if is_mixed:
-        dtype = DTYPES[precision]
-        module.register_forward_pre_hook(functools.partial(cast_inputs, dtype=dtype), with_kwargs=True)
-        module.register_forward_hook(_to_fp32)
+        cast_ends(module, DTYPES[precision])
 
 
 @torch.no_grad()
@@ -56,12 +50,3 @@ def put_back(tensors: Iterable[tuple[Tensor, Tensor]]) -> None:
         if isinstance(tensor, DTensor):
             whole = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
         tensor.copy_(whole)
-
-
-def _to_fp32(module: nn.Module, args: Any, output: Any) -> Any:
-    del module, args
-
-    def cast(value: Any) -> Any:
-        return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-    return tree_map(cast, output)

@@ -6,7 +6,6 @@ generation expert (`_moe_gen`); attention sees both. Source: BAGEL, arXiv 2505.1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from unirl.model_host.unified.layers import (
     FREQUENCIES,
     Kept,
+    KeptLayers,
     Mode,
     PublishedModule,
     RmsNorm,
@@ -199,7 +199,7 @@ class Bagel(PublishedModule):
         positions: Tensor,
         blocks: Tensor,
         images: dict[str, Tensor] | None = None,
-        cache: Sequence[Kept] | None = None,
+        cache: KeptLayers | None = None,
         index: Tensor | None = None,
         **settings: Any,
     ) -> Any:
@@ -222,7 +222,7 @@ class Bagel(PublishedModule):
         rotary = self._rotary(positions)
         kept: list[Kept] = []
         for number, layer in enumerate(decoder.layers):
-            past = None if cache is None else cache[number]
+            past = None if cache is None else cache.layers[number]
             parts, pair = layer(parts, places, rotary, mask, past_key_values=past, keeps=mode == "logits")
             if pair is not None:
                 kept.append(pair)

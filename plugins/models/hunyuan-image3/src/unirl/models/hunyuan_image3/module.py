@@ -6,7 +6,6 @@ Source: HunyuanImage 3.0 Technical Report, arXiv 2509.23951, and the shapes of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -19,6 +18,7 @@ from unirl.model_host.lazy_weights import Piece
 from unirl.model_host.unified.layers import (
     FREQUENCIES,
     Kept,
+    KeptLayers,
     Mode,
     PublishedModule,
     RmsNorm,
@@ -262,7 +262,7 @@ class HunyuanImage(PublishedModule):
         positions: Tensor,
         blocks: Tensor,
         images: dict[str, Any] | None = None,
-        cache: Sequence[Kept] | None = None,
+        cache: KeptLayers | None = None,
         index: Tensor | None = None,
         **settings: Any,
     ) -> Any:
@@ -286,7 +286,7 @@ class HunyuanImage(PublishedModule):
         rotary = self._rotary(tokens, positions, images)
         kept: list[Kept] = []
         for number, layer in enumerate(decoder.layers):
-            past = None if cache is None else cache[number]
+            past = None if cache is None else cache.layers[number]
             x, pair = layer(x, rotary, mask, past_key_values=past, keeps=mode == "logits")
             if pair is not None:
                 kept.append(pair)
