@@ -69,7 +69,7 @@ def cli(debug: bool) -> None:
     """UniRL: RL post-training of generative models.
 
     \b
-    unirl train quickstart                                  two minutes on a laptop's CPU
+    unirl train quickstart                                  three minutes on a laptop's CPU
     unirl train sd3/flow-grpo algorithm.clip_range=1e-4     a recipe, overridden
     unirl compose sd3/flow-grpo                             the plan, and where its values come from
     """
