@@ -6,12 +6,16 @@ import dataclasses
 import gzip
 import json
 import re
+import subprocess
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
 from unirl.core.cli import main
 from unirl.core.errors import RunFolderError
+from unirl.tools.bench.command import _environment
+from unirl.tools.bench.measure import measure
 from unirl.tools.bench.report import compare, comparison, page, report
 from unirl.tools.bench.results import RESULTS, Results, Run, Step, Subject, load, save
 
@@ -170,6 +174,33 @@ def test_wrong_use_is_refused_before_anything_runs(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_environment_lists_the_packages_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "diffusers":
+            raise PackageNotFoundError(name)
+        return f"{name} 1"
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    environment = _environment(["cpu"])
+    assert environment["torch"] == "torch 1" and "diffusers" not in environment
+
+
+def test_a_measured_run_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that trains is replaced: it writes what a run does."""
+
+    def trained(command: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
+        folder = Path(json.loads(command[-1])["folder"])
+        (folder / "run/checkpoints/step-000002").mkdir(parents=True)
+        (folder / "run/events.jsonl").touch()
+        (folder / "memory.json").write_text('{"bytes": 1, "device": "cpu"}')
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr("unirl.tools.bench.measure.subprocess.run", trained)
+    folder = tmp_path / "run-0"
+    measure(SUBJECT, folder, steps=1, seed=0, repeat=0, profile=False, allows_code=False)
+    assert {path.name for path in (folder / "run").iterdir()} == {"events.jsonl"}
+
+
 @pytest.mark.slow
 def test_two_workloads_are_measured_profiled_and_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -188,6 +219,7 @@ def test_two_workloads_are_measured_profiled_and_compared(
         (folder,) = (tmp_path / "a").glob(f"*-{subject.name}")
         events = [json.loads(line) for line in (folder / "run-0/run/events.jsonl").read_text().splitlines()]
         steps = [event for event in events if event["kind"] == "step"]
+        assert not (folder / "run-0/run/checkpoints").exists()
         assert len(steps) == 3 and [dict(step.phases) for step in one.steps] == [step["phases"] for step in steps[1:]]
         assert not [
             event for event in events if event["kind"] in ("evaluated", "checkpoint_saved") and event["step"] < 3

@@ -607,10 +607,21 @@ def test_the_command_says_what_does_not_fit_and_ends_with_1() -> None:
     assert result.exit_code == 1, result.output
     (problem,) = json.loads(result.stdout)["problems"]
     assert problem.startswith("train: needs 0.3 GiB of each device, expected at most 0.2 GiB. Largest: activations 0.3")
-    wrong = CliRunner().invoke(cli, ["plan", "quickstart", "--device-memory", "80 apples"])
     shown = CliRunner().invoke(cli, ["plan", "quickstart", "run.save_every=9", "run.max_steps=90"])
     assert "checkpoint: 5.8 MiB; 3 on disk at most: 17.3 MiB" in shown.output
-    assert wrong.exit_code == 2 and "expected a size such as 80GiB" in wrong.output
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--device-memory", "80 apples", "expected a size such as 80GiB"),
+        ("--device-memory", "9" * 400, "expected a size such as 80GiB"),
+        *((option, "0", "x>0") for option in ("--tflops", "--utilisation", "--bandwidth", "--bus")),
+    ],
+)
+def test_a_device_that_cannot_exist_is_refused(option: str, value: str, says: str) -> None:
+    result = CliRunner().invoke(cli, ["plan", "quickstart", option, value])
+    assert result.exit_code == 2 and option in result.output and says in result.output
 
 
 def test_a_plan_without_readable_prompts_says_so(one: MemoryPlan, tmp_path: Path) -> None:

@@ -19,12 +19,16 @@ class VoteClient:
     def __init__(self, url: str) -> None:
         address = urlsplit(url)
         self._host, self._port = address.hostname or "", address.port
+        self._session: str | None = None
 
     def request(
         self, path: str, sent: object = None, *, method: str = "GET", **headers: str
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """sent: posted as JSON; bytes as they are."""
+        """sent: posted as JSON, an object with the token of the session unless it has one; bytes as they are."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=30)
+        if isinstance(sent, dict):
+            self._session = self._session or self.state()["session"]
+            sent = {"session": self._session, **sent}
         if sent is not None:
             method, headers = "POST", {"Content-Type": "application/json", **headers}
             sent = sent if isinstance(sent, bytes) else json.dumps(sent).encode()

@@ -122,6 +122,15 @@ def test_the_files_have_the_table_the_failures_and_the_refusals(tmp_path: Path) 
         ET.fromstring("<svg" + figure.split("</svg>")[0] + "</svg>")
 
 
+def test_numbers_of_a_diverged_run_are_null_in_the_file(tmp_path: Path) -> None:
+    diverged = record("a", 0, [0, 100], [0.5, math.nan], kl=math.inf)
+    write(tmp_path, head={}, records=[diverged], refused={}, budget=BUDGET, score=SCORE, intervals=1)
+    content = json.loads((tmp_path / "league.json").read_text(), parse_constant=pytest.fail)
+    (row,), (run,) = content["table"], content["runs"]
+    assert (row["start"], row["score"], row["kl"]) == (0.5, None, None)
+    assert run["points"][-1]["metrics"] == {SCORE: None}
+
+
 @pytest.mark.parametrize(
     ("text", "amount", "field"),
     [

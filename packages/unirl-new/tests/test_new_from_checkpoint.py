@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from packaging.requirements import Requirement
 from tokenizers.processors import TemplateProcessing
 from unirl.conformance.report.file import load
 from unirl.conformance.results import Outcome
@@ -83,6 +85,19 @@ def test_what_is_written_is_formatted_linted_and_has_no_weights(plugins: Callabl
         if path.is_file() and path.suffix in (".py", ".md", ".toml") and "miniature" not in path.parts:
             assert not re.search(r"\{\{|\{%", path.read_text()), path
     assert (package / "miniature").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_package_that_is_imported_is_required(plugins: Callable[[str], Path], name: str) -> None:
+    folder = plugins(name)
+    sources = "".join(path.read_text() for path in (folder / "src").rglob("*.py"))
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    required = {Requirement(line).name for line in project["dependencies"]}
+    # Plugins lie in `unirl.models`; conformance is for their tests.
+    imported = set(re.findall(r"^\s*from unirl\.(\w+)", sources, flags=re.MULTILINE)) - {"models", "conformance"}
+    assert imported and {f"unirl-{package.replace('_', '-')}" for package in imported} <= required
 
 
 @pytest.mark.slow

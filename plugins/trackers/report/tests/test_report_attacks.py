@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from unirl.core.cli import main
 from unirl.core.errors import RecipeError
+from unirl.trackers.report.curves import PANELS
 from unirl.trackers.report.history import RunFolderError, read_history
 from unirl.trackers.report.media import open_picture
+from unirl.trackers.report.theme import LIGHT
 from unirl.trackers.report.write import write_report
 
 STAGE = {
@@ -55,6 +58,15 @@ def write(folder: Path, *events: Mapping[str, Any], media: Mapping[str, Any] | N
     if media is not None:
         (folder / "media" / "index.jsonl").write_text(f"{json.dumps(media)}\n")
     return folder
+
+
+def test_held_out_curves_are_scores_and_no_components_of_rewards(tmp_path: Path) -> None:
+    """A reward may be named like a metric, or end in one."""
+    metrics = {"a/score_mean": 0.5, "a/clip_score_mean": 0.5, "a/reward/clip_score_mean": 0.5, "a/reward/score_mean": 1}
+    history = read_history(write(tmp_path, START, changed(EVALUATED, ("metrics",), metrics), media=None))
+    axes = Figure().add_subplot()
+    assert dict(PANELS)["Held-out prompts"](axes, history, LIGHT)
+    assert [line.get_label() for line in axes.lines] == ["a: mean score"]
 
 
 def test_the_run_that_the_attacks_change_has_a_page(tmp_path: Path) -> None:
@@ -149,6 +161,23 @@ def test_samples_that_are_none_of_the_run_are_refused(
     with pytest.raises(RunFolderError, match=re.escape(says)) as caught:
         read_history(tmp_path)
     assert "index.jsonl" in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_samples_in_folders_that_are_links_are_read_where_they_lie_inside(tmp_path: Path) -> None:
+    """The same folder is asked twice, as of many samples."""
+    write(tmp_path, START, STEP, media=changed(IMAGES, ("samples",), [changed(SAMPLE, ("file",), "own/a.png")]))
+    media = tmp_path / "media"
+    (media / "real").mkdir()
+    (media / "a.png").rename(media / "real/a.png")
+    (media / "own").symlink_to("real")
+    (sample,) = read_history(tmp_path).media[0].samples
+    assert sample.file == media / "own/a.png"
+    outside = tmp_path / "outside"
+    (media / "real").rename(outside)
+    (media / "own").unlink()
+    (media / "own").symlink_to(outside)
+    with pytest.raises(RunFolderError, match=re.escape("samples[0].file: got 'own/a.png', expected a file in")):
+        read_history(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"secret", b"", b"\x89PNG\r\n\x1a\n", b"bomb"])

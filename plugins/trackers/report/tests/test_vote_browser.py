@@ -124,6 +124,25 @@ def test_a_run_that_vanishes_is_said_on_the_page(browser_page: Page, tmp_path: P
         page.goto("about:blank")
 
 
+def test_a_page_of_an_ended_session_votes_on_nothing_and_continues_when_told(
+    browser_page: Page, tmp_path: Path
+) -> None:
+    votes, page = tmp_path / "votes.jsonl", browser_page
+    with served(two_runs(tmp_path), votes) as url:
+        page.goto(url)
+        expect(page.locator("button.side").nth(1)).to_be_enabled()
+        # As if it had been loaded from a server that ended since.
+        page.evaluate("() => { state.session = 'earlier'; }")
+        page.keyboard.press("ArrowLeft")
+        expect(page.get_by_role("alert")).to_contain_text("Reload the page to continue.")
+        assert read_votes(votes).cast == ()
+        page.get_by_role("button", name="try again").click()
+        expect(page.locator("button.side").nth(1)).to_be_enabled()
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator("#live")).to_have_text("1 of 4")
+        page.goto("about:blank")
+
+
 @pytest.fixture
 def browser_page(browser: Browser) -> Iterator[Page]:
     """A page that may print to the console: a browser notes there that an answer was an error."""

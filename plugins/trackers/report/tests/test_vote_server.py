@@ -178,6 +178,16 @@ def test_votes_of_the_own_page_count_and_a_second_one_does_not(client: VoteClien
     assert client.request("/api/undo", {"done": 0})[0] == 409
 
 
+def test_a_page_of_an_earlier_session_neither_votes_nor_undoes(client: VoteClient, tmp_path: Path) -> None:
+    client.vote(0, "left")
+    before = (tmp_path / "votes.jsonl").read_bytes()
+    for path, sent in (("/api/vote", {"pair": 1, "choice": "left"}), ("/api/undo", {"done": 1})):
+        for token in ("0" * 32, None):
+            status, _, content = client.request(path, {**sent, "session": token})
+            assert status == 410 and "Reload the page to continue." in json.loads(content)["problem"]
+    assert (tmp_path / "votes.jsonl").read_bytes() == before and client.state()["done"] == 1
+
+
 @pytest.mark.parametrize(
     "path",
     [

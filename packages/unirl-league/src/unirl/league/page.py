@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.core.disk import replace_text
+from unirl.core.strict_json import strict_json
 
 from .budget import Budget
 from .plots import draw
@@ -66,7 +67,7 @@ def write(
     table = [cells(row) for row in rows]
     failures = {row.algorithm: row.errors for row in rows if row.errors}
     content = {**head, "table": [asdict(row) for row in rows], "refused": refused, "runs": list(records)}
-    replace_text(folder / "league.json", json.dumps(content, indent=1))
+    replace_text(folder / "league.json", strict_json(content, indent=1))
 
     text = ["# League", "", *(f"- {key}: {value}" for key, value in lines.items()), ""]
     text += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]

@@ -78,7 +78,7 @@ def files(folder: Path, names: Names, *, generic: str, catalog: Catalog, author:
         prefix="model",
         description="The model {name} for UniRL: " + f"{architecture} of transformers",
         modules=("model", "tiny"),
-        requires=("unirl-core", "unirl-numerics", *outside_requirements(generic, catalog=catalog)),
+        requires=("unirl-core", "unirl-model-host", "unirl-numerics", *outside_requirements(generic, catalog=catalog)),
         proves_with=_PARTS,
     )
     written = render(names, author=author, templates="language_model", shape=shape, facts=facts)

@@ -97,7 +97,7 @@ def _rendered(
         description="The model {name} for UniRL: " + f"{facts['pipeline']} of diffusers",
         modules=("model", "parity", "tiny"),
         requires=(
-            *("unirl-core", "unirl-numerics", *(() if call else (dist,))),
+            *("unirl-core", "unirl-model-host", "unirl-numerics", *(() if call else (dist,))),
             *outside_requirements(generic, catalog=catalog),
         ),
         proves_with=_PARTS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -157,11 +158,15 @@ def _measured(
 
 
 def _environment(devices: Sequence[str]) -> dict[str, str]:
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
     from unirl.numerics.cpu import describe_cpu
 
-    names = ("torch", "diffusers", "transformers", "unirl-core")
+    versions: dict[str, str] = {}
+    for name in ("torch", "diffusers", "transformers", "unirl-core"):
+        # Which of them a workload needs depends on its plugins.
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return {
         "device": ", ".join(dict.fromkeys(devices)),
         "cpu": str(describe_cpu(with_torch=False)),
@@ -169,7 +174,7 @@ def _environment(devices: Sequence[str]) -> dict[str, str]:
         "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "commit": _commit(),
-        **{name: version(name) for name in names},
+        **versions,
     }
 
 

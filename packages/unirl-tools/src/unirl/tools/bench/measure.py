@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unirl.core.errors import RunFailed
 from unirl.core.observe.events import read_events
 from unirl.core.observe.recorded import Recorded
-from unirl.loop.run_folder import EVENTS_FILE
+from unirl.loop.run_folder import CHECKPOINTS, EVENTS_FILE
 
 from .results import Run, Step, Subject
 
@@ -43,6 +44,8 @@ def measure(
     """Run a workload in a new process, into a new folder. steps: those that count.  profile: record a trace of them,
     which slows them down.  allows_code: as the catalog of the command does.
 
+    The checkpoint that every run ends with is removed.
+
     Raises RunFailed with the last lines of its output when it fails.
     """
     folder.mkdir(parents=True)
@@ -67,6 +70,7 @@ def measure(
         raise RunFailed(
             f"{subject.name}: its process ended with code {code}. The end of {output}:\n" + "\n".join(lines)
         )
+    shutil.rmtree(folder / "run" / CHECKPOINTS, ignore_errors=True)
     memory: dict[str, Any] = json.loads((folder / "memory.json").read_text(encoding="utf-8"))
     events = read_events(folder / "run" / EVENTS_FILE)
     return Run(

@@ -24,36 +24,49 @@ PEAK_BUS, BUS_USED = 31.5, 0.8
 share of it that copies from pinned memory reach."""
 
 
-class Size(click.ParamType[int]):
-    """A number of bytes, such as `80GiB`."""
+_POSITIVE = click.FloatRange(min=0, min_open=True)
 
-    name = "size"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", value)
-        try:
-            if match is not None:
-                return int(float(match[1]) * UNITS[match[2].upper()])
-        except (KeyError, ValueError):
-            pass
-        self.fail(f"got {value!r}, expected a size such as 80GiB or 80GB.", param, ctx)
+def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    """A number of bytes, such as `80GiB`; None where the option is not given."""
+    # A callback: the type arguments of `click.ParamType` are newer than the oldest click that pyproject.toml allows.
+    if value is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", value)
+    try:
+        if match is not None:
+            return int(float(match[1]) * UNITS[match[2].upper()])
+    except (KeyError, ValueError, OverflowError):
+        pass
+    raise click.BadParameter(f"got {value!r}, expected a size such as 80GiB or 80GB.")
 
 
 @click.command("plan", short_help="Predict memory and time of a recipe, and what does not fit.")
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
 @click.option(
-    "--device-memory", type=Size(), help="Memory of each device, such as 80GiB. Exits with 1 if it is too little."
+    "--device-memory",
+    metavar="SIZE",
+    callback=_size,
+    help="Memory of each device, such as 80GiB. Exits with 1 if it is too little.",
 )
-@click.option("--tflops", default=PEAK_TFLOPS, show_default=True, help="Peak TFLOP/s of each device.")
-@click.option("--utilisation", default=UTILISATION, show_default=True, help="Share of the peak that is reached.")
+@click.option("--tflops", type=_POSITIVE, default=PEAK_TFLOPS, show_default=True, help="Peak TFLOP/s of each device.")
 @click.option(
-    "--bandwidth", default=PEAK_BANDWIDTH, show_default=True, help="Peak TB/s of each device's memory, for decoding."
+    "--utilisation", type=_POSITIVE, default=UTILISATION, show_default=True, help="Share of the peak that is reached."
 )
 @click.option(
-    "--bus", default=PEAK_BUS, show_default=True, help="Peak GB/s to each device, for frozen weights in CPU memory."
+    "--bandwidth",
+    type=_POSITIVE,
+    default=PEAK_BANDWIDTH,
+    show_default=True,
+    help="Peak TB/s of each device's memory, for decoding.",
+)
+@click.option(
+    "--bus",
+    type=_POSITIVE,
+    default=PEAK_BUS,
+    show_default=True,
+    help="Peak GB/s to each device, for frozen weights in CPU memory.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @plugins_dir_option

@@ -32,6 +32,8 @@ LARGEST = 1e100
 """Values that curves show: larger ones, on either side of 0, are left out as those that are not finite are."""
 LONGEST = 80
 """Characters of a name in a picture."""
+_HELD_OUT = {"score_mean": "mean score", "share_at_threshold": "share at the threshold"}
+"""Metrics of evaluations that are drawn -> their labels."""
 RUNNING_MEAN_FROM = 40
 """Steps from which a running mean is drawn over a noisy curve."""
 
@@ -106,13 +108,13 @@ def _held_out(axes: Axes, history: RunHistory, theme: Theme) -> bool:
     result: dict[str, list[tuple[int, float]]] = {}
     for evaluation in history.evaluations:
         for key, value in evaluation.metrics.items():
-            if key.endswith(("score_mean", "share_at_threshold")):
+            if key.rpartition("/")[2] in _HELD_OUT and not _is_component(key):
                 result.setdefault(key, []).append((evaluation.step, value))
     for index, (name, points) in enumerate(result.items()):
         steps, values = _columns(points)
         color = theme.series[(2, 0, 3, 1)[index % 4]]
         stage, _, metric = name.rpartition("/")
-        label = _label(stage, {"score_mean": "mean score", "share_at_threshold": "share at the threshold"}[metric])
+        label = _label(stage, _HELD_OUT[metric])
         axes.plot(steps, values, color=color, lw=2.2, marker="o", ms=6, label=label)
         for at in sorted({0, len(points) - 1}):
             axes.annotate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import stat
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -216,6 +217,7 @@ def read_media(folder: Path) -> list[SampleBatch]:
     if not index.exists():
         return []
     batches: dict[tuple[int, str, MediaKind], SampleBatch] = {}
+    saved = _SavedFiles(index.parent)
     for event in read_events(index):
         if event.kind == "run_resumed":
             batches = {at: batch for at, batch in batches.items() if batch.step <= event.step}
@@ -226,7 +228,7 @@ def read_media(folder: Path) -> list[SampleBatch]:
                 kind=kind,
                 key=read.text("key"),
                 step=event.step,
-                samples=tuple(_sample(index, item) for item in read.sections("samples")),
+                samples=tuple(_sample(saved, item) for item in read.sections("samples")),
                 num_left_out=read.count("num_left_out"),
             )
     files = Counter(sample.file for batch in batches.values() for sample in batch.samples)
@@ -251,25 +253,49 @@ def open_picture(file: Path) -> Image.Image:
         raise RunFolderError(f"{file}: it cannot be read as an image: {error}") from error
 
 
-def _sample(index: Path, item: Recorded) -> Sample:
-    def place(name: str) -> Path:
-        file = index.parent / name
-        if not all(is_inside(one, index.parent) for one in (file, file.with_name(f"{file.stem}{ANIMATED}"))):
-            raise ValueError(f"{item.where}: {item.path}file: got {name!r}, expected a file in {index.parent}.")
+class _SavedFiles:
+    """Files that an index names, in the folder of samples."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._is_inside: dict[Path, bool] = {}
+
+    def find(self, name: str, item: Recorded) -> Path:
+        """The file of this name. Raises ValueError when it or its animation leads elsewhere, and when it is missing."""
+        file = self.folder / name
+        if not all(self._leads_inside(one) for one in (file, file.with_name(f"{file.stem}{ANIMATED}"))):
+            raise ValueError(f"{item.where}: {item.path}file: got {name!r}, expected a file in {self.folder}.")
         if not file.is_file():
             raise ValueError(f"{item.where}: it names {name}, which is missing.")
         return file
 
+    def _leads_inside(self, file: Path) -> bool:
+        """`is_inside` of the folder. Resolving costs a system call for each part of a path, and an index may name
+        thousands of files: one that is not a link lies where its own folder does, which is resolved once."""
+        try:
+            is_resolved = file.name != ".." and not stat.S_ISLNK(file.lstat().st_mode)
+        except FileNotFoundError:
+            is_resolved = True
+        except (OSError, ValueError):
+            is_resolved = False
+        if not is_resolved or file == self.folder:
+            return is_inside(file, self.folder)
+        if file.parent not in self._is_inside:
+            self._is_inside[file.parent] = is_inside(file.parent, self.folder)
+        return self._is_inside[file.parent]
+
+
+def _sample(saved: _SavedFiles, item: Recorded) -> Sample:
     parent = item.optional_text("parent")
     return Sample(
-        file=place(item.text("file")),
+        file=saved.find(item.text("file"), item),
         prompt=item.text("prompt"),
         reward=item.optional_number("reward"),
         name=item.text("sample", default=""),
         is_truncated=item.flag("is_truncated"),
-        parent=None if parent is None else index.parent / parent,
+        parent=None if parent is None else saved.folder / parent,
         # Runs before this report have none.
-        inputs=tuple(place(name) for name in item.texts("inputs")),
+        inputs=tuple(saved.find(name, item) for name in item.texts("inputs")),
         media=tuple(
             MediaRef(modality=ref.text("modality"), role=ref.text("role"), uri=ref.text("uri"))
             for ref in item.sections("media")

@@ -16,6 +16,9 @@ PAGE = {"index.html": "vote", "vote.css": "vote", "vote.js": "vote"} | dict.from
     ("view.css", "icon.svg", "parts.js"), "view"
 )
 """Files of the page -> the package that has them."""
+OTHER_SESSION = (
+    "`unirl vote` was started again since this page was loaded, so nothing was recorded. Reload the page to continue."
+)
 
 
 class VoteServer(LocalServer):
@@ -51,7 +54,7 @@ class _Handler(LocalHandler):
                 try:
                     content = session.picture(int(number), side)
                 except UniRLError as error:
-                    return _problem(error)
+                    return _problem(str(error))
                 return missing() if content is None else (200, _type(content), content)
             case _:
                 return missing()
@@ -65,6 +68,8 @@ class _Handler(LocalHandler):
         session = cast("VoteServer", self.server).session
         try:
             match self.path, sent:
+                case "/api/vote" | "/api/undo", _ if sent.get("session") != session.token:
+                    return _problem(OTHER_SESSION)
                 case "/api/vote", {"pair": int(number), "choice": "left" | "right" | "tie" as choice}:
                     return json_reply(session.vote(number, choice))
                 case "/api/undo", {"done": int(done)}:
@@ -75,7 +80,7 @@ class _Handler(LocalHandler):
             # Two pages, or a key that was pressed twice.
             return json_reply(session.state(), status=409)
         except (UniRLError, OSError) as error:
-            return _problem(error)
+            return _problem(str(error))
 
 
 def _type(content: bytes) -> str:
@@ -83,5 +88,5 @@ def _type(content: bytes) -> str:
     return "image/webp" if content[:4] == b"RIFF" else "image/png"
 
 
-def _problem(error: Exception) -> Reply:
-    return json_reply({"problem": str(error)}, status=410)
+def _problem(text: str) -> Reply:
+    return json_reply({"problem": text}, status=410)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ class VotingSession:
     def __init__(self, pairs: Sequence[VotePair], file: VotesFile, *, limit: int | None = None) -> None:
         """limit: votes after which it is done; None asks every pair."""
         self._pairs, self._file = pairs, file
+        self.token = secrets.token_hex(16)
+        """In every state, and in what a page of this session sends: numbers of pairs mean others in another session."""
         self._lock = threading.Lock()
         self._most = len(pairs) if limit is None else limit
 
@@ -79,11 +82,11 @@ class VotingSession:
     def _state(self) -> dict[str, Any]:
         votes = self._file.votes
         number, done = self._asked(), len(votes.cast)
-        counts = {"done": done, "total": min(self._most, done + self._num_open())}
+        facts = {"session": self.token, "done": done, "total": min(self._most, done + self._num_open())}
         if number is None:
-            return {**counts, "result": list(result_lines(votes)), "files": list(map(str, self._file.files))}
+            return {**facts, "result": list(result_lines(votes)), "files": list(map(str, self._file.files))}
         pair = self._pairs[number]
-        return {**counts, "pair": number, "prompt": pair.prompt, "num_inputs": len(pair.inputs)}
+        return {**facts, "pair": number, "prompt": pair.prompt, "num_inputs": len(pair.inputs)}
 
     def _asked(self) -> int | None:
         voted = {vote.key for vote in self._file.votes.cast}

@@ -33,8 +33,8 @@ async function go(path, sent) {
 function act(choice) {
   if (!isReady) return;
   if (choice === "undo") {
-    if (state.done) go("undo", { done: state.done });
-  } else if (!state.result) go("vote", { pair: state.pair, choice });
+    if (state.done) go("undo", { done: state.done, session: state.session });
+  } else if (!state.result) go("vote", { pair: state.pair, choice, session: state.session });
 }
 
 async function draw() {
