@@ -178,7 +178,9 @@ def test_an_interrupted_call_leaves_no_answer_to_the_next_one(
 
 
 def test_the_variables_of_the_host_stay_with_it(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`PYTHONPATH` would bring another environment's packages, and the engine has no need for secrets."""
+    """`PYTHONPATH` would bring another environment's packages, and the engine has no need for secrets. It finds the
+    programs of its own environment before others."""
+    monkeypatch.setenv("PATH", "/tools/bin:/usr/bin")
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/local/kernels")
@@ -187,6 +189,7 @@ def test_the_variables_of_the_host_stay_with_it(program: Program, monkeypatch: p
     result, _ = process.call("vars", timeout_s=30)
     process.close()
     assert result["ONLY_HERE"] == "1"
+    assert result["PATH"] == f"{program.python.parent}:/tools/bin:/usr/bin"
     assert not {"PYTHONPATH", "HF_TOKEN"} & result.keys()
     # Eight engines would compile into one home folder.
     assert result["TRITON_CACHE_DIR"] == "/local/kernels"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.core.types.track import Conditions, Track
+from unirl.engine_host import transfer
 from unirl.engine_host.checkpoint_folder import diffusers_folder, transformers_folder
 from unirl.engine_host.config import ExternalConfig
 from unirl.engine_host.environment import EngineEnvironment
@@ -165,6 +168,48 @@ def test_weights_pass_through_files_and_other_bits_are_refused(tmp_path: Path) -
         files_of(update, folder=str(tmp_path / "none")),
     ):
         pass
+
+
+def test_files_of_a_killed_process_are_removed_from_shared_memory_and_those_of_a_live_one_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Process 1 is alive: ids do not count, which may be another container's."""
+    monkeypatch.setattr(transfer, "SHARED_MEMORY", tmp_path)
+    update = WeightUpdate(version=1, tensors={"a": torch.ones(3)}, kind="full")
+    left, other = tmp_path / "unirl-weights-1-killed", tmp_path / "unirl-weights-1-unlocked"
+    for folder in (left, other):
+        folder.mkdir()
+        (folder / "0.safetensors").touch()
+    (left / "lock").touch()
+    with files_of(update, folder="") as first, files_of(update, folder="") as second:
+        assert not left.exists()
+        assert all(Path(path).is_relative_to(tmp_path) and Path(path).exists() for path in (*first, *second))
+    assert list(tmp_path.iterdir()) == [other]
+
+
+def test_engines_that_are_sent_weights_together_do_not_count_on_the_same_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, temporary = tmp_path / "shm", tmp_path / "tmp"
+    shared.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr(transfer, "SHARED_MEMORY", shared)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    # One update fits, and two do not. Files are not counted as they are written: the second one comes before.
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1500))
+    update = WeightUpdate(version=1, tensors={"a": torch.ones(250)}, kind="full")
+    real = transfer._pieces
+
+    def pieces(*asked: Any) -> Any:
+        if not list(temporary.iterdir()):
+            with files_of(update, folder="") as second:
+                assert Path(second[0]).is_relative_to(temporary)
+        return real(*asked)
+
+    monkeypatch.setattr(transfer, "_pieces", pieces)
+    with files_of(update, folder="") as first:
+        assert Path(first[0]).is_relative_to(shared)
+    assert not list(shared.iterdir()) and not list(temporary.iterdir())
 
 
 def test_a_text_whose_log_probs_are_of_other_tokens_is_refused() -> None:

@@ -289,7 +289,10 @@ def _variables(program: Program) -> dict[str, str]:
     kept = {
         name: value for name, value in os.environ.items() if name in INHERITED or name.startswith(INHERITED_PREFIXES)
     }
-    return {**kept, **program.variables}
+    result = {**kept, **program.variables}
+    # Kernels are compiled at run time with tools of the engine's environment, such as ninja.
+    result["PATH"] = os.pathsep.join([str(program.python.parent), result.get("PATH") or os.defpath])
+    return result
 
 
 def _assemble(folder: Path, modules: tuple[str, ...]) -> None:

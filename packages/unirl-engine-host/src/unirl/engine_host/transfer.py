@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ __all__ = ["Held", "adapter_mismatch", "described", "files_of", "full_mismatch",
 FILE_BYTES = 2**30
 """Maximum file size in bytes, unless one tensor is larger."""
 SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "unirl-weights-"
+LOCK = "lock"
+"""File in a folder of shared memory that its process holds a lock on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +100,67 @@ def files_of(update: WeightUpdate, *, folder: str, names: Collection[str] | None
     names: of the tensors that are written; None is all.
     folder: for the files; empty uses shared memory, or the temporary folder if they do not fit.
     """
-    place = place_for(sum(form.nbytes for form in forms(update.tensors).values()), folder=folder, what="weights")
-    with tempfile.TemporaryDirectory(prefix="unirl-weights-", dir=place) as name:
+    _remove_left()
+    size = sum(form.nbytes for form in forms(update.tensors).values())
+    place = place_for(size, folder=folder, what="weights")
+    with ExitStack() as stack:
+        home = stack.enter_context(_in_shared_memory(size)) if place == SHARED_MEMORY else None
+        if home is None:
+            if place == SHARED_MEMORY:
+                place = place_for(size, folder=folder or tempfile.gettempdir(), what="weights")
+            home = stack.enter_context(tempfile.TemporaryDirectory(prefix=_prefix(), dir=place))
         paths: list[str] = []
         for number, piece in enumerate(_pieces(update.tensors, names)):
-            paths.append(str(Path(name) / f"{number}.safetensors"))
+            paths.append(str(Path(home) / f"{number}.safetensors"))
             save_file(piece, paths[-1])
         yield paths
+
+
+@contextmanager
+def _in_shared_memory(size: int) -> Iterator[str | None]:
+    """A folder for `size` bytes, deleted when the block ends; None where engines of this machine that are sent weights
+    at the same time leave no space for them."""
+    with (
+        tempfile.TemporaryDirectory(prefix=_prefix(), dir=SHARED_MEMORY) as name,
+        (Path(name) / f"{LOCK}.new").open("wb") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Its length is the claim to space, and takes none.
+        lock.truncate(size)
+        # Only now: a lock that another process finds is either held or left behind.
+        Path(lock.name).rename(Path(name) / LOCK)
+        if shutil.disk_usage(SHARED_MEMORY).free > 1.05 * _unwritten():
+            yield name
+            return
+    yield None
+
+
+def _prefix() -> str:
+    return f"{PREFIX}{os.getpid()}-"
+
+
+def _unwritten() -> int:
+    """Bytes that processes have claimed in shared memory and not written yet, this one included."""
+    result = 0
+    for folder in SHARED_MEMORY.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            written = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+            result += max(0, (folder / LOCK).stat().st_size - written)
+    return result
+
+
+def _remove_left() -> None:
+    """Remove this user's folders in shared memory whose processes were killed.
+
+    Locks tell, not process ids: containers that share /dev/shm number their processes apart, so that a live one may
+    look dead, while the kernel drops a process's lock however it ends.
+    """
+    for folder in SHARED_MEMORY.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if folder.lstat().st_uid == os.getuid():
+                with (folder / LOCK).open("rb") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def place_for(size: float, *, folder: str, what: str) -> Path:

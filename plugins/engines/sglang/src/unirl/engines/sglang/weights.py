@@ -78,16 +78,17 @@ class HeldWeights:
 
     def _unirl_compare(self, parts: Sequence[str], layer: Any, tensors: Mapping[str, Tensor], scale: float) -> None:
         """Compare a fused layer with the weights sent for its `parts`. Raises RuntimeError when they differ."""
+        device = layer.base_layer.weight.device
         weights, bases = (
-            _pieces(one.detach().to("cpu"), layer.base_layer, len(parts))
+            _pieces(one.detach().to(device), layer.base_layer, len(parts))
             for one in (layer.base_layer.weight, layer.cpu_weight)
         )
-        downs, ups = (one.detach().to("cpu").reshape(-1, *one.shape[-2:]) for one in (layer.lora_A, layer.lora_B))
+        downs, ups = (one.detach().to(device).reshape(-1, *one.shape[-2:]) for one in (layer.lora_A, layer.lora_B))
         are_whole = layer.merged and len(downs) == len(ups) == len(parts)
         for part, weight, base, own_down, own_up in zip(parts, weights, bases, downs, ups, strict=are_whole):
             same, expected = are_whole, base.double()
             if f"{part}.lora_A.weight" in tensors:
-                down, up = tensors[f"{part}.lora_A.weight"], tensors[f"{part}.lora_B.weight"]
+                down, up = (tensors[f"{part}.lora_{side}.weight"].to(device) for side in "AB")
                 same = same and torch.equal(own_down, down.to(own_down.dtype))
                 same = same and torch.equal(own_up, up.to(own_up.dtype))
                 expected = expected + scale * (up.double() @ down.double())

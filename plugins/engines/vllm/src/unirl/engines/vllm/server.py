@@ -51,7 +51,11 @@ class _Server:
         # This process is already the engine's; vLLM would start another.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import LLM
+        from vllm.v1.core.sched import output
 
+        # Otherwise vLLM sends workers no tensors of images whose keys and values are in its prefix cache, and a worker
+        # could not say which images a completion is about.
+        output.strip_covered_mm_data = lambda features, *_, **__: features
         self._llm = LLM(**asked, worker_extension_cls="unirl.engines.vllm.worker_extension.WorkerExtension")
         config = self._llm.llm_engine.vllm_config.model_config
         inventory, *_ = self._llm.collective_rpc("unirl_inventory")
