@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import subprocess
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from transfer_receiver import carrier
-from unirl.core.errors import EchoMismatch, RecipeError
+from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
 from unirl.core.roles import WeightUpdate
 from unirl.core.types.weights import checksum
-from unirl.transfer.weights.carriers import InProcessCarrier
+from unirl.transfer.weights.carriers import InProcessCarrier, SharedMemoryCarrier
 from unirl.transfer.weights.manifest import pack, plan_transfer, unpack
 from unirl.transfer.weights.transfer import Receiver, send
 
@@ -38,11 +39,12 @@ def update(tensors=None, **changes) -> WeightUpdate:
     return WeightUpdate(**{"version": 4, "tensors": tensors, "kind": "full", "checksum": checksum(tensors), **changes})
 
 
-def transfer(sent: WeightUpdate, *, holds=None, bucket_bytes=64, apply=None):
+def transfer(sent: WeightUpdate, *, holds=None, bucket_bytes=64, apply=None, device=None):
     """Within this process. Returns the report and what was applied."""
     applied: dict[str, torch.Tensor] = {}
     through = InProcessCarrier()
-    receiver = Receiver(through, holds=holds, apply=apply or (lambda manifest, tensors: applied.update(tensors)))
+    apply = apply or (lambda manifest, tensors: applied.update(tensors))
+    receiver = Receiver(through, holds=holds, device=device, apply=apply)
     report = send(
         sent,
         carrier=through,
@@ -100,6 +102,29 @@ def test_what_does_not_fit_is_refused_before_any_bytes(changed, says: str | None
     with pytest.raises(EchoMismatch, match=says):
         transfer(update(changed), holds=TENSORS, apply=lambda manifest, tensors: applied.append(tensors))
     assert applied == []
+
+
+def test_an_update_is_collected_on_the_device_that_was_asked_for() -> None:
+    """After its bytes were compared, which a tensor on `meta` does not have."""
+    report, applied = transfer(update(), holds=TENSORS, device="meta")
+    assert {name: (one.device.type, one.shape) for name, one in applied.items()} == {
+        name: ("meta", one.shape) for name, one in TENSORS.items()
+    }
+    assert report.receipt.checksum == checksum(TENSORS)
+
+
+def test_shared_memory_that_is_full_is_an_error_that_says_how_to_get_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    through = SharedMemoryCarrier()
+    with monkeypatch.context() as patched, pytest.raises(RunFailed, match=r"launcher\.carrier: .*3 MiB.*--shm-size"):
+        patched.setattr(os, "posix_fallocate", full)
+        through.send(torch.zeros(3 * 2**20, dtype=torch.uint8))
+    assert list(Path("/dev/shm").glob(f"unirl-{os.getpid()}-*")) == []
+    ticket = through.send(data := torch.arange(5, dtype=torch.uint8))
+    assert torch.equal(through.receive(ticket), data)
+    through.release(ticket)
 
 
 def test_an_update_without_tensors_is_an_error() -> None:
@@ -242,3 +267,30 @@ def test_weights_cross_to_another_process_by_every_carrier(name: str, tmp_path: 
     # Nothing is left behind: no block of shared memory, no bucket file.
     assert list(Path("/dev/shm").glob(f"unirl-{os.getpid()}-*")) == []
     assert list((tmp_path / "buckets").glob("*")) == []
+
+
+def test_two_processes_read_the_same_bucket_of_shared_memory(tmp_path: Path) -> None:
+    others = [Other("shared-memory", tmp_path) for _ in range(2)]
+    ours = SharedMemoryCarrier()
+
+    def to_both(method: str, *arguments):
+        first, second = (other(method, *arguments) for other in others)
+        assert first == second
+        return first
+
+    try:
+        report = send(
+            update(),
+            carrier=ours,
+            begin=lambda manifest: to_both("begin", manifest),
+            take=lambda number, ticket: to_both("take", number, ticket),
+            finish=lambda: to_both("finish"),
+            bucket_bytes=40,
+        )
+        assert report.receipt.checksum == checksum(TENSORS)
+        for other in others:
+            assert_same(other("held"), TENSORS)
+    finally:
+        for other in others:
+            other.close()
+    assert list(Path("/dev/shm").glob(f"unirl-{os.getpid()}-*")) == []

@@ -98,12 +98,14 @@ def test_two_steps_and_two_after_a_resume_equal_four(
     assert_same_run(runs[f"ray-{before}"], folder, within=0.0 if before == after else BAR)
 
 
-def test_weights_by_broadcast_give_the_numbers_of_shared_memory_also_when_a_receiver_is_replaced(
-    runs: dict[str, Path], whole: tuple[str, ...], tmp_path: Path
+@pytest.mark.parametrize("carrier", ["collective", "ray"])
+def test_weights_by_other_carriers_give_the_numbers_of_shared_memory_also_when_a_receiver_is_replaced(
+    runs: dict[str, Path], whole: tuple[str, ...], tmp_path: Path, carrier: str
 ) -> None:
-    """The second sync is struck: the first one goes through the group of the start, the rest through another one."""
+    """The second sync is struck: of a broadcast the first one goes through the group of the start, the rest through
+    another one."""
     with strike("rollout", "sync", index=1) as struck:
-        folder = run(tmp_path / "run", *whole, *SEPARATE, "run.stop_at=2", "launcher.carrier=collective").folder
+        folder = run(tmp_path / "run", *whole, *SEPARATE, "run.stop_at=2", f"launcher.carrier={carrier}").folder
     (finding,) = events(folder, "finding")
     assert f"worker 'rollout-1' (host {os.uname().nodename}, process {struck.pid}) died" in finding["text"]
     assert_same_run(runs["separate"], folder, within=0.0, last=2)

@@ -81,7 +81,8 @@ class Processes:
     bucket_bytes: int = 0
     """Size of a weight-transfer bucket; 0 where no weights are sent."""
     receives_on_device: bool = False
-    """Rollout workers collect an update on their devices; else in the memory of their machines."""
+    """Rollout workers whose engines share their weights collect an update on their devices; else, and for external
+    engines, in the memory of their machines."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -204,7 +204,7 @@ class ProcessMemory:
             **(self._engine() if self._is_external else own),
             # An update is collected before it is applied.
             "weight sync": self._update_bytes()
-            if self._processes.receives_on_device or not self._on_accelerator
+            if not self._on_accelerator or (self._processes.receives_on_device and not self._is_external)
             else 0,
             **self._parts(),
             **self._samples_of(count),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+from unirl.core.errors import RunFailed
 
 from .group import WeightGroup
 
@@ -81,7 +83,20 @@ class SharedMemoryCarrier:
         self._blocks: dict[str, SharedMemory] = {}
 
     def send(self, data: Tensor) -> Ticket:
+        """Raises RunFailed when shared memory is full."""
         block = SharedMemory(create=True, size=max(1, data.numel()), name=f"unirl-{os.getpid()}-{secrets.token_hex(6)}")
+        if sys.platform == "linux":
+            try:
+                # A new block has no pages yet, and writing to one that does not fit would kill this process by SIGBUS.
+                os.posix_fallocate(block._fd, 0, block.size)  # type: ignore[attr-defined]
+            except OSError as error:
+                block.close()
+                block.unlink()
+                raise RunFailed(
+                    f"launcher.carrier: got 'shared-memory', but /dev/shm has no space for a bucket of "
+                    f"{block.size / 2**20:.0f} MiB ({error.strerror}). Give the container more shared memory, such as "
+                    "`docker run --shm-size=16g`, lower launcher.bucket_mb, or use launcher.carrier=ray."
+                ) from error
         torch.frombuffer(block.buf, dtype=torch.uint8, count=data.numel()).copy_(data)
         self._blocks[block.name] = block
         return (block.name, data.numel())

@@ -43,13 +43,15 @@ class Receiver:
         carrier: Carrier,
         *,
         holds: Mapping[str, Tensor] | None = None,
+        device: str | None = None,
         apply: Callable[[Manifest, dict[str, Tensor]], None],
     ) -> None:
         """holds: names, shapes and dtypes the update must match; None accepts any names (LoRA by adapter).
 
+        device: where the tensors of an update are collected; None leaves them where the carrier puts them.
         apply: applies a complete and verified update.
         """
-        self._carrier = carrier
+        self._carrier, self._device = carrier, device
         self._holds = None if holds is None else dict(holds)
         self._apply = apply
         self._manifest: Manifest | None = None
@@ -78,7 +80,7 @@ class Receiver:
                     f"weights: {name!r} of version {manifest.version} was sent with checksum {sent} but received with "
                     f"{result}: its bytes were corrupted in transit by {type(self._carrier).__name__}."
                 )
-        self._found |= tensors
+        self._found |= {name: tensor.to(self._device or tensor.device) for name, tensor in tensors.items()}
 
     def finish(self) -> WeightReceipt:
         """Apply the update and report the weights held. Raises EchoMismatch when tensors are missing."""

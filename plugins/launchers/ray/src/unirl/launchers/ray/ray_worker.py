@@ -30,6 +30,8 @@ SETTINGS = {
 
 CAUSE_WITHIN_S = 5.0
 """When one worker fails, another may have died first, which Ray takes a moment to notice."""
+INLINED_BYTES = 100 * 2**10
+"""Arguments up to this size are part of a call; Ray puts larger ones into its object store, for each call."""
 
 
 class WorkerGone(RunFailed):
@@ -95,7 +97,10 @@ class RayWorker:
         return self._worker
 
     def _tell(self, workers: Sequence[str], method: str, data: bytes) -> list[bytes]:
-        return self._get(workers, lambda other: other.call.remote(method, data))
+        import ray
+
+        sent = ray.put(data) if len(workers) > 1 and len(data) > INLINED_BYTES else data
+        return self._get(workers, lambda other: other.call.remote(method, sent))
 
     def _ask(self, owner: str, question: Any) -> Any:
         (result,) = self._get([owner], lambda other: other.answer.remote(question))

@@ -36,7 +36,10 @@ class Traffic:
             self._samples += samples
 
     def synced(self, *, size_bytes: int, tensors: int, seconds: float) -> None:
-        """Count one weight transfer to one engine. size_bytes: everything sent, manifests included."""
+        """Count one weight transfer, to one or several engines. size_bytes: everything sent, manifests included.
+
+        tensors: of all engines.
+        """
         self._add("sync/bytes", size_bytes)
         self._add("sync/tensors", tensors)
         self._add("sync/seconds", seconds)

@@ -183,9 +183,14 @@ class WeightEnds:
                 self._parts.backends[chosen.learner.name].adopt(update)
                 engine.version = manifest.version
             else:
+                if self._device.type == "cuda":
+                    # The engine's own process loads the update on this device next, and needs the memory of buckets.
+                    torch.cuda.empty_cache()
                 engine.load_weights(update)
 
-        self._receivers[stage] = Receiver(self._carrier(*carrier), apply=apply)
+        # An engine with weights of its own gets them from the CPU: the device need not hold the update as well.
+        device = None if shares_module else "cpu"
+        self._receivers[stage] = Receiver(self._carrier(*carrier), device=device, apply=apply)
 
     def dtypes(self, stage: str) -> Mapping[str, str] | None:
         """Those in which the engine of a stage takes full weights, see `unirl.core.roles.Engine`."""

@@ -24,9 +24,9 @@ class WeightSync:
     """All train ranks gather each tensor together; rank 0 sends it to the rollout workers, and the others drop it. Both
     sides compare checksums.
 
-    With the carrier `collective` all workers receive the same buckets at once, in a process group formed before the
-    first transfer and re-formed when its members change. With any other carrier, workers are served one by one.
-    Only workers that generate a stage are sent its weights.
+    All workers receive the same buckets at the same time; with the carrier `cuda-ipc` each has its own sender, and they
+    are served one by one. `collective` needs a process group, which is formed before the first transfer and re-formed
+    when its members change. Only workers that generate a stage are sent its weights.
     """
 
     def __init__(self, plan: Plan, config: RayConfig, session: Session) -> None:
@@ -129,7 +129,7 @@ class WeightSync:
         named = {"policy": policy, "kind": _kind_of(stage), "dtypes": dtypes}
         cluster.call(train, "weights.hold_export", stage.learner.name, phase="sync", **named)
         self._session.turns.rollout()
-        for together in [receivers] if self._is_collective else [[actor] for actor in receivers]:
+        for together in [[actor] for actor in receivers] if self._carrier[0] == "cuda-ipc" else [receivers]:
             shipped = self._shipped(stage, together)
             report = shipped.report
             if report.receipt.version != version:
@@ -148,13 +148,13 @@ class WeightSync:
         return self._carrier[0] == "collective"
 
     def _shipped(self, stage: Stage, receivers: Sequence[Actor]) -> Shipped:
-        """Send to the workers, and again if one of them died and was replaced."""
+        """Send to the workers, and again to all of them if one died and was replaced."""
         source = sender_of(receivers[0], self._carrier[0], self._session.train)
         named = {"carrier": self._carrier, "bucket_bytes": self._bucket_bytes}
         names = [actor.name for actor in receivers]
         ship = Call(actor=source, method="weights.ship", args=(stage.name, names), named=named)
         others = [Call(actor=actor, method="weights.assist") for actor in self._session.train if actor is not source]
-        left = self._config.retries
+        left = dict.fromkeys(names, self._config.retries)
         while True:
             handles = {actor.name: actor.handle for actor in receivers}
             try:
@@ -164,9 +164,9 @@ class WeightSync:
                 return shipped
             except WorkerDied as died:
                 lost = next((actor for actor in receivers if actor.name == died.worker), None)
-                if lost is None or not left:
+                if lost is None or not left[lost.name]:
                     raise
-                left -= 1
+                left[lost.name] -= 1
                 if self._is_collective:
                     self._part([source, *receivers])
                 self._cluster.replace(lost, handles[lost.name], died)
