@@ -190,7 +190,8 @@ class TrainConfig:
     """Source of the old log-probs: `replay` recomputes them with the training model. `detached` saves that pass for the
     first update: its old log-probs are its new ones, detached. The numbers are the same, but `ratio_max_dev_first` is 0
     by construction. `auto`: `replay` in the first step of a run, which measures that ratio, and with a critic; else
-    `detached`. `engine` takes the engine's, where the measured log-prob mismatch allows it."""
+    `detached`. `engine` takes the engine's, where the measured log-prob mismatch allows it; losses that take no
+    log-probs of the rollout, such as AWM's, compute their own."""
     logp_mismatch_max: float | None = limit(None, least=0)
     """Largest log-prob mismatch allowed, |engine - recomputed|. None: for latents the algorithm's clip range; for text
     0.01 nats per token in fp32, or 1 where the model, the engine or the backend computes in 16 bits."""
