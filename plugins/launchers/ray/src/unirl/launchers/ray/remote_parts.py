@@ -199,8 +199,9 @@ class RemoteBackend(Backend):
             with self._lend(which):
                 yield
             return
-        self._call("enter_policy", which, phase="policy")
         try:
+            # Ranks leave what they entered also where a signal ends the call.
+            self._call("enter_policy", which, phase="policy")
             yield
         finally:
             self._cluster.call(self._actors, "leave_policy", phase="policy")
