@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -184,10 +185,36 @@ def test_files_of_a_killed_process_are_removed_from_shared_memory_and_those_of_a
     with files_of(update, folder="") as first, files_of(update, folder="") as second:
         assert not left.exists()
         assert all(Path(path).is_relative_to(tmp_path) and Path(path).exists() for path in (*first, *second))
-    assert list(tmp_path.iterdir()) == [other]
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [other]
 
 
-def test_engines_that_are_sent_weights_together_do_not_count_on_the_same_shared_memory(
+def test_engines_that_are_sent_weights_together_wait_for_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "SHARED_MEMORY", tmp_path)
+
+    def usage(_: Path) -> SimpleNamespace:
+        """One update fits, and two do not."""
+        return SimpleNamespace(free=1500 - sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors")))
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    update = WeightUpdate(version=1, tensors={"a": torch.ones(250)}, kind="full")
+
+    def written() -> Path:
+        with files_of(update, folder="") as paths:
+            return Path(paths[0])
+
+    with ThreadPoolExecutor(1) as pool:
+        with files_of(update, folder="") as first:
+            second = pool.submit(written)
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.3)
+            assert Path(first[0]).is_relative_to(tmp_path)
+        assert second.result(timeout=30).is_relative_to(tmp_path)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_weights_that_do_not_fit_into_shared_memory_go_to_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared, temporary = tmp_path / "shm", tmp_path / "tmp"
@@ -195,21 +222,10 @@ def test_engines_that_are_sent_weights_together_do_not_count_on_the_same_shared_
     temporary.mkdir()
     monkeypatch.setattr(transfer, "SHARED_MEMORY", shared)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    # One update fits, and two do not. Files are not counted as they are written: the second one comes before.
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1500))
-    update = WeightUpdate(version=1, tensors={"a": torch.ones(250)}, kind="full")
-    real = transfer._pieces
-
-    def pieces(*asked: Any) -> Any:
-        if not list(temporary.iterdir()):
-            with files_of(update, folder="") as second:
-                assert Path(second[0]).is_relative_to(temporary)
-        return real(*asked)
-
-    monkeypatch.setattr(transfer, "_pieces", pieces)
-    with files_of(update, folder="") as first:
-        assert Path(first[0]).is_relative_to(shared)
-    assert not list(shared.iterdir()) and not list(temporary.iterdir())
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=900 if place == shared else 2000))
+    with files_of(WeightUpdate(version=1, tensors={"a": torch.ones(250)}, kind="full"), folder="") as paths:
+        assert Path(paths[0]).is_relative_to(temporary)
+    assert not list(temporary.iterdir())
 
 
 def test_a_text_whose_log_probs_are_of_other_tokens_is_refused() -> None:

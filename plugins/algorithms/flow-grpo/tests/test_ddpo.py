@@ -148,7 +148,7 @@ def test_the_state_changes_at_the_end_of_a_step_alone_and_once() -> None:
     algorithm.end_step(STEP)
     kept = algorithm.state()
     assert start == {"rewards": {}} and kept == {"rewards": {"a": {"one": [0.0, 1.0]}}}
-    # A step without advantages, such as one whose samples all got the same reward, adds nothing.
+    # A step for which `advantages` was not called adds nothing.
     algorithm.end_step(STEP)
     assert algorithm.state() == kept
 

@@ -6,11 +6,12 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors.torch import save_file
@@ -100,14 +101,11 @@ def files_of(update: WeightUpdate, *, folder: str, names: Collection[str] | None
     names: of the tensors that are written; None is all.
     folder: for the files; empty uses shared memory, or the temporary folder if they do not fit.
     """
-    _remove_left()
     size = sum(form.nbytes for form in forms(update.tensors).values())
-    place = place_for(size, folder=folder, what="weights")
     with ExitStack() as stack:
-        home = stack.enter_context(_in_shared_memory(size)) if place == SHARED_MEMORY else None
+        home = None if folder else stack.enter_context(_in_shared_memory(size))
         if home is None:
-            if place == SHARED_MEMORY:
-                place = place_for(size, folder=folder or tempfile.gettempdir(), what="weights")
+            place = place_for(size, folder=folder, what="weights")
             home = stack.enter_context(tempfile.TemporaryDirectory(prefix=_prefix(), dir=place))
         paths: list[str] = []
         for number, piece in enumerate(_pieces(update.tensors, names)):
@@ -118,34 +116,48 @@ def files_of(update: WeightUpdate, *, folder: str, names: Collection[str] | None
 
 @contextmanager
 def _in_shared_memory(size: int) -> Iterator[str | None]:
-    """A folder for `size` bytes, deleted when the block ends; None where engines of this machine that are sent weights
-    at the same time leave no space for them."""
+    """A folder for `size` bytes, deleted when the block ends; None where they do not fit. Waits for the space of other
+    engines of this machine that are sent weights at the same time."""
+    if not SHARED_MEMORY.is_dir():
+        yield None
+        return
     with (
         tempfile.TemporaryDirectory(prefix=_prefix(), dir=SHARED_MEMORY) as name,
         (Path(name) / f"{LOCK}.new").open("wb") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Its length is the claim to space, and takes none.
-        lock.truncate(size)
         # Only now: a lock that another process finds is either held or left behind.
         Path(lock.name).rename(Path(name) / LOCK)
-        if shutil.disk_usage(SHARED_MEMORY).free > 1.05 * _unwritten():
-            yield name
-            return
-    yield None
+        while (is_claimed := _claim(lock, size)) is None:
+            time.sleep(0.1)
+        yield name if is_claimed else None
+
+
+def _claim(lock: IO[bytes], size: int) -> bool | None:
+    """Claim space in shared memory, by the length of the lock, which takes none. Returns whether there is enough; None
+    where others have claims that end."""
+    with (SHARED_MEMORY / f"unirl-claims-{os.getuid()}").open("ab") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        _remove_left()
+        others = _claims()
+        unwritten = sum(max(0, claimed - written) for claimed, written in others)
+        fits = shutil.disk_usage(SHARED_MEMORY).free > 1.05 * (size + unwritten)
+        lock.truncate(size if fits else 0)
+        return None if others and not fits else fits
 
 
 def _prefix() -> str:
     return f"{PREFIX}{os.getpid()}-"
 
 
-def _unwritten() -> int:
-    """Bytes that processes have claimed in shared memory and not written yet, this one included."""
-    result = 0
+def _claims() -> list[tuple[int, int]]:
+    """Bytes that each process has claimed in shared memory, and those that it has written."""
+    result: list[tuple[int, int]] = []
     for folder in SHARED_MEMORY.glob(f"{PREFIX}*"):
         with suppress(OSError):
             written = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-            result += max(0, (folder / LOCK).stat().st_size - written)
+            if claimed := (folder / LOCK).stat().st_size:
+                result.append((claimed, written))
     return result
 
 

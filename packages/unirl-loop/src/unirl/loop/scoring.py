@@ -261,12 +261,17 @@ def constant_reward(track: Track) -> float | None:
     return None
 
 
-def has_advantages(track: Track) -> bool:
-    """Whether a sample or one of its actions has an advantage that is not 0. Samples of equal rewards have where an
-    algorithm compares them with those of earlier steps, or adds something to the reward."""
+def has_advantages(track: Track, *, reward: float) -> bool:
+    """Whether a sample or one of its actions has an advantage. Samples that all got this reward have one where an
+    algorithm compares them with those of earlier steps, or adds something to the reward.
+
+    What is left of a mean's rounding is none: at most 1e-12 of the reward, with sums in fp64 and a division by the
+    `eps` of `advantage`.
+    """
+    rounding = 1e-9 * max(1.0, abs(reward))
     actions = track.segment.advantages if track.segment is not None else None
     values = [track.advantages, *(actions if isinstance(actions, tuple) else [actions])]
-    return any(bool((value != 0).any()) for value in values if value is not None)
+    return any(bool((value.abs() > rounding).any()) for value in values if value is not None)
 
 
 def _scored(values: Array, scored: Array | None) -> Array:

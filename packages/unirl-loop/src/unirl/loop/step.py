@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from unirl.core.data.prompts import PromptOrder
-from unirl.core.errors import RewardFailed, RunFailed
+from unirl.core.errors import RewardFailed, RunFailed, UniRLError
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.roles import Job
@@ -125,9 +125,12 @@ def run_loop(
                 boundary = done
                 try:
                     after(done, evaluated(done) if is_due(done) else None)
-                except Exception:
+                except Exception as error:
                     if saved != done:
-                        save(done)
+                        try:
+                            save(done)
+                        except UniRLError as failure:
+                            error.add_note(str(failure))
                     raise
                 if done == last or (plan.run.save_every and done % plan.run.save_every == 0):
                     save(done)
@@ -256,8 +259,8 @@ def _job(
         compared, result = parts.algorithms[stage.name].advantages(track)
     # Equal scores differ in their gradients, and other losses do not read them.
     reads_scores = stage.needs.reward in ("scalar", "group") and track.rewards is not None
-    value = constant_reward(track) if reads_scores and not has_advantages(compared) else None
-    if value is not None:
+    value = constant_reward(track) if reads_scores else None
+    if value is not None and not has_advantages(compared, reward=value):
         if stage.advantage.constant_reward == "fail":
             raise RewardFailed(
                 f"reward: all {track.num_rows} samples of step {step} got {value:g}: there is nothing to learn from. "

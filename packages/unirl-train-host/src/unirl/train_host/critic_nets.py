@@ -138,4 +138,5 @@ def _sixteen_bits(model: Model) -> torch.dtype | None:
 
 
 def _autocast(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-    return torch.autocast(device_type, dtype=dtype) if dtype else nullcontext()
+    # Without its cache of cast weights, which would hold all of a sharded module at once.
+    return torch.autocast(device_type, dtype=dtype, cache_enabled=False) if dtype else nullcontext()

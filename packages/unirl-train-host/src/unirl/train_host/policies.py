@@ -61,7 +61,9 @@ class Policies:
         try:
             yield
         finally:
-            self._turn(before)
+            # Else an exchange inside was ended: the weights are mixed, and stay so.
+            if self.using is not None:
+                self._turn(before)
 
     def _turn(self, which: Policy) -> None:
         """Give the module these weights."""

@@ -41,10 +41,7 @@ class _Late(Exception):
 
 
 class Cluster:
-    """The Ray cluster of a run, started or joined, and the workers it started there.
-
-    Thread-safe.
-    """
+    """The Ray cluster of a run, started or joined, and the workers it started there. Thread-safe."""
 
     def __init__(self, config: RayConfig) -> None:
         import ray
@@ -195,23 +192,25 @@ class Cluster:
         """
         import ray
 
-        limit = self._config.call_timeout_s if timeout_s is None else timeout_s
+        def limit() -> float:
+            return self._config.call_timeout_s if timeout_s is None else timeout_s
+
         for call in calls:
             if call.actor.name in self._lost:
                 raise self._lost[call.actor.name]
         sent = {self._sent(call): (number, call.actor.handle) for number, call in enumerate(calls)}
         result: dict[int, Any] = {}
         left = [self._config.retries if restart else 0] * len(calls)
-        end = time.monotonic() + limit
+        end = time.monotonic() + limit()
         while sent:
             ready, late = ray.wait(list(sent), num_returns=1, timeout=max(0.0, end - time.monotonic()))
-            hanging = [] if ready else self._hanging([calls[n].actor for n, _ in sent.values()], phase, limit)
+            hanging = [] if ready else self._hanging([calls[n].actor for n, _ in sent.values()], phase, limit())
             for ref in ready or [ref for ref in late if calls[sent[ref][0]].actor in hanging]:
                 number, handle = sent.pop(ref)
                 actor = calls[number].actor
                 try:
                     if not ready:
-                        raise _Late(f"{', '.join(map(str, hanging))} did not answer in {limit:g} s")
+                        raise _Late(f"{', '.join(map(str, hanging))} did not answer in {limit():g} s")
                     result[number] = unpacked(self.traffic.received(ray.get(ref)))
                 except Exception as error:
                     failure = self._failure(error, actor, phase, [calls[n].actor for n, _ in sent.values()], list(sent))
@@ -224,7 +223,7 @@ class Cluster:
                     self.replace(actor, handle, failure)
                     restart(actor)
                     sent[self._sent(calls[number])] = (number, actor.handle)
-                    end = time.monotonic() + limit
+                    end = time.monotonic() + limit()
         return [result[number] for number in range(len(calls))]
 
     def aside(self, actors: Sequence[Actor], method: str) -> list[Actor]:

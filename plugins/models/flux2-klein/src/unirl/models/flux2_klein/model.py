@@ -100,10 +100,14 @@ class Flux2KleinModel(PipelineModel):
         """Velocity x1 - x0. Rows whose sources have equal positions go through the transformer together."""
         if "source_ids" not in conditions:
             return self._velocity(x, sigma, conditions, range(len(x)))
+
+        def forward(rows: Sequence[int]) -> Tensor:
+            # To select rows the device waits for their numbers.
+            own, levels = (x, sigma) if len(rows) == len(x) else (x[rows], sigma[rows])
+            return self._velocity(own, levels, conditions, rows)
+
         keys = [ids.cpu().numpy().tobytes() for ids in conditions["source_ids"]]
-        return in_groups(
-            keys, lambda rows: self._velocity(x[rows], sigma[rows], conditions, rows), module=self.transformer
-        )
+        return in_groups(keys, forward, module=self.transformer)
 
     def _velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any], rows: Sequence[int]) -> Tensor:
         dtype, pipeline = self.compute_dtype, cast(Any, self.pipeline)
