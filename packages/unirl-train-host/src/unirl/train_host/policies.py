@@ -67,7 +67,7 @@ class Policies:
 
     def _turn(self, which: Policy) -> None:
         """Give the module these weights."""
-        turns = ((self.using, False), (which, True))
+        turns: tuple[tuple[Policy | None, bool], ...] = ((self.using, False), (which, True))
         switches = [(self.switch(policy), on) for policy, on in turns if policy and policy != "live"]
         reshard(self._module)
         # Mixed weights must not be saved or exported as those of a policy.
