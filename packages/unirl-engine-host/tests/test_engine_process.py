@@ -178,8 +178,8 @@ def test_an_interrupted_call_leaves_no_answer_to_the_next_one(
 
 
 def test_the_variables_of_the_host_stay_with_it(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`PYTHONPATH` would bring another environment's packages, and the engine has no need for secrets. It finds the
-    programs of its own environment before others."""
+    """`PYTHONPATH` would bring another environment's packages, and the engine has no need for secrets. Programs
+    of the engine's environment come first on its PATH."""
     monkeypatch.setenv("PATH", "/tools/bin:/usr/bin")
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     monkeypatch.setenv("HF_TOKEN", "secret")

@@ -137,7 +137,7 @@ def test_a_cache_gives_the_logits_of_the_whole(
 
 
 def test_mixed_precision_casts_the_logits_and_leaves_the_cache(tiny_folder: Path) -> None:
-    """What casts the outputs of the root to fp32 would convert the cache at every token."""
+    """Casting every output of the root to fp32 would convert the cache for each token."""
     model = build(BagelConfig(path=str(tiny_folder), dtype="bfloat16"), device="cpu")
     cast_ends(model.trainable, torch.bfloat16)
     tokens, keep = torch.tensor([[5, 7]]), torch.ones(1, 2, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""What comes out of the queue: the groups of a step with their rewards."""
+"""The groups of a step with their rewards, as the queue returns them."""
 
 from __future__ import annotations
 

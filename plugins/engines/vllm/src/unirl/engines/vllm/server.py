@@ -55,6 +55,7 @@ class _Server:
 
         # Otherwise vLLM sends workers no tensors of images whose keys and values are in its prefix cache, and a worker
         # could not say which images a completion is about.
+        assert hasattr(output, "strip_covered_mm_data"), "this version of vLLM drops cached images elsewhere"
         output.strip_covered_mm_data = lambda features, *_, **__: features
         self._llm = LLM(**asked, worker_extension_cls="unirl.engines.vllm.worker_extension.WorkerExtension")
         config = self._llm.llm_engine.vllm_config.model_config

@@ -188,7 +188,7 @@ class WeightEnds:
                     torch.cuda.empty_cache()
                 engine.load_weights(update)
 
-        # An engine with weights of its own gets them from the CPU: the device need not hold the update as well.
+        # An external engine reads the update from the CPU, so the device need not hold a second copy.
         device = None if shares_module else "cpu"
         self._receivers[stage] = Receiver(self._carrier(*carrier), device=device, apply=apply)
 
